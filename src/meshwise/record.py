@@ -6,12 +6,13 @@ All values are in base units (s, B, samples). A quantity that is not known is ``
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 SCHEMA_VERSION = 1
 
@@ -105,21 +106,36 @@ class Record(BaseModel):
     folder: str | None = None
     predicted: dict[str, Any] | None = None
 
+    @field_validator("validation", "communication", mode="before")
+    @classmethod
+    def _only_known(cls, value: Any) -> Any:
+        """A NaN (JSON: null) in a table of numbers is a quantity that is not known: it is left out."""
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None and item == item}
+
 
 class Summary(BaseModel):
     """The repeats of one strategy on one device count, taken together.
 
-    Numbers are medians over the repeats that ended ``ok`` (or ``diverged``); ``spread`` holds ``[min, max]`` per name.
+    Numbers are medians over the repeats that ended ``ok`` (where none did: ``diverged``); ``spread`` holds
+    ``[min, max]`` per name. ``status`` is the first that is not ``ok``; ``num_ok`` says of how many repeats it is not
+    true. ``peak_memory`` is the largest of the repeats, per rank. ``time_to_target`` is None unless half or more of the
+    repeats reached the target. ``curve``, ``memory``, ``communication`` and ``trace`` are of the first good repeat.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    model: str
+    data: str
+    scaling: str
     strategy: str
     preset: str
     num_devices: int
     status: Status
     reason: str
     num_repeats: int
+    num_ok: int
     global_batch_size: int
     step_time: float | None
     epoch_time: float | None
@@ -131,6 +147,7 @@ class Summary(BaseModel):
     communication: dict[str, float]
     validation: dict[str, float]
     curve: list[CurvePoint]
+    target_metric: str | None
     time_to_target: float | None
     spread: dict[str, list[float]]
     predicted: dict[str, Any] | None
@@ -157,65 +174,95 @@ def read_lines(path: Path) -> list[Record]:
 
 
 def summarise(records: Sequence[Record]) -> list[Summary]:
-    """Groups records by (preset, strategy, devices), in order of first appearance."""
-    groups: dict[tuple[str, str, int, int], list[Record]] = {}
+    """Groups measured records by (model, data, scaling, preset, strategy, devices, batch), in order of appearance.
+
+    A ``predicted`` record fills the ``predicted`` field of its group; one without a measurement is left out.
+    """
+    groups: dict[tuple[str | int, ...], list[Record]] = {}
+    predictions: dict[tuple[str | int, ...], Record] = {}
     for record in records:
-        key = (record.preset, record.strategy, record.num_devices, record.global_batch_size)
-        groups.setdefault(key, []).append(record)
-    return [_summarise_group(group) for group in groups.values()]
+        if record.kind == "predicted":
+            predictions[_group_key(record)] = record
+        else:
+            groups.setdefault(_group_key(record), []).append(record)
+    return [_summarise_group(group, predictions.get(key)) for key, group in groups.items()]
+
+
+def _group_key(record: Record) -> tuple[str | int, ...]:
+    r = record
+    return (r.model, r.data, r.scaling, r.preset, r.strategy, r.num_devices, r.global_batch_size)
 
 
 def with_scaling_efficiency(records: Sequence[Record]) -> list[Record]:
-    """Adds ``throughput / (num_devices × throughput of single on one device)`` where that one ran."""
-    base = [r.throughput for r in records if r.num_devices == 1 and r.strategy == "single" and r.throughput]
-    if not base:
-        return list(records)
-    one = statistics.median(base)
+    """Adds ``throughput / (num_devices × throughput of single on one device)``; that one of the same model and data."""
+    base: dict[tuple[str, str], list[float]] = {}
+    for r in records:
+        if r.num_devices == 1 and r.strategy == "single" and r.throughput and r.kind == "measured":
+            base.setdefault((r.model, r.data), []).append(r.throughput)
+    one = {key: statistics.median(values) for key, values in base.items()}
     return [
-        r.model_copy(update={"scaling_efficiency": r.throughput / (r.num_devices * one)}) if r.throughput else r
+        r.model_copy(update={"scaling_efficiency": r.throughput / (r.num_devices * one[r.model, r.data])})
+        if r.throughput and (r.model, r.data) in one
+        else r
         for r in records
     ]
 
 
-def _summarise_group(group: Sequence[Record]) -> Summary:
+_MEDIANS = ("step_time", "epoch_time", "throughput", "scaling_efficiency")
+
+
+def _summarise_group(group: Sequence[Record], prediction: Record | None) -> Summary:
     good = [r for r in group if r.status == "ok"] or [r for r in group if r.status == "diverged"]
-    shown = good or list(group)
     bad = [r for r in group if r.status != "ok"]
-    first = shown[0]
-    names = ("step_time", "epoch_time", "throughput", "scaling_efficiency", "time_to_target")
-    medians = {name: _median([getattr(r, name) for r in good]) for name in names}
-    spread = {name: [min(values), max(values)] for name in names if (values := _known(good, name))}
-    validation = {}
-    for key in first.validation:
-        values = [r.validation[key] for r in good if key in r.validation]
-        if values:
-            validation[key] = statistics.median(values)
-            spread[key] = [min(values), max(values)]
+    first = (good or group)[0]
+    known = {name: values for name in _MEDIANS if (values := _known(good, name))}
+    validation = {key: [r.validation[key] for r in good if key in r.validation] for key in first.validation}
+    peaks = [max(r.peak_memory) for r in good if r.peak_memory]
     return Summary(
+        model=first.model,
+        data=first.data,
+        scaling=first.scaling,
         strategy=first.strategy,
         preset=first.preset,
         num_devices=first.num_devices,
         status=bad[0].status if bad else "ok",
         reason=bad[0].reason if bad else "",
         num_repeats=len(group),
+        num_ok=len(group) - len(bad),
         global_batch_size=first.global_batch_size,
         throughput_unit=first.throughput_unit,
         peak_memory=[max(values) for values in zip(*(r.peak_memory for r in good if r.peak_memory))],
         memory=first.memory,
         communication=first.communication,
-        validation=validation,
+        validation={key: statistics.median(values) for key, values in validation.items() if values},
         curve=first.curve,
-        spread=spread,
-        predicted=first.predicted,
+        target_metric=first.target_metric,
+        time_to_target=_time_to_target(good),
+        spread={name: [min(values), max(values)] for name, values in (known | validation).items() if values}
+        | ({"peak_memory": [min(peaks), max(peaks)]} if peaks else {})
+        | _spread_of_target(good),
+        predicted=first.predicted or (_as_prediction(prediction) if prediction else None),
         trace=first.trace,
-        **medians,
+        **{name: statistics.median(known[name]) if name in known else None for name in _MEDIANS},
     )
+
+
+def _time_to_target(good: Sequence[Record]) -> float | None:
+    """Median in which a repeat that never got there counts as infinitely slow: the lucky ones alone would flatter."""
+    times = [r.time_to_target if r.time_to_target is not None else math.inf for r in good]
+    median = statistics.median_low(times) if times else math.inf
+    return median if math.isfinite(median) else None
+
+
+def _spread_of_target(good: Sequence[Record]) -> dict[str, list[float]]:
+    times = [r.time_to_target for r in good if r.time_to_target is not None]
+    return {"time_to_target": [min(times), max(times)]} if times and len(times) == len(good) else {}
+
+
+def _as_prediction(record: Record) -> dict[str, Any]:
+    values = {name: getattr(record, name) for name in (*_MEDIANS, "peak_memory")}
+    return {name: value for name, value in values.items() if value}
 
 
 def _known(records: Sequence[Record], name: str) -> list[float]:
     return [value for r in records if (value := getattr(r, name)) is not None]
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

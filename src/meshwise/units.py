@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from meshwise.errors import UnitError
 
@@ -75,3 +76,22 @@ def _significant(value: float, digits: int) -> str:
 
 def _example(unit: str) -> str:
     return {"B": "GiB", "s": "ms", "FLOP": "GFLOP", "FLOP/s": "TFLOP/s", "B/s": "GB/s"}.get(unit, unit)
+
+
+def common_unit(values: Iterable[float | None], unit: str) -> tuple[float, str]:
+    """One (factor, name) for a whole column or axis, chosen by its largest value: divide by factor, print name.
+
+    ``common_unit([1e-3, 0.2], "s") == (1e-3, "ms")``. Bytes take KiB, MiB, …; times ms, s, min, h; the rest k, M, G, ….
+    """
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    if unit == "B":
+        choices = {f"{prefix}B": factor for prefix, factor in _BINARY.items()}
+        names, smallest = {"B": 1.0} | choices, 1.0
+    elif unit == "s":
+        names, smallest = {"µs": _SMALL["µ"], "ms": _SMALL["m"], "s": 1.0, "min": 60.0, "h": 3600.0}, 2.0
+    else:
+        gap = " " if unit[:1].islower() else ""  # "k tokens/s", but "GFLOP/s"
+        names = {(prefix and prefix + gap) + unit: factor for prefix, factor in _DECIMAL.items() if prefix != "K"}
+        smallest = 1.0
+    fitting = [(factor, name) for name, factor in names.items() if largest >= smallest * factor]
+    return max(fitting) if fitting else min((factor, name) for name, factor in names.items())
