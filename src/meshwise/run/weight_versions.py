@@ -1,0 +1,82 @@
+"""The weights of one pipeline stage as they were after each update, copied only where an old version is still needed.
+
+A version is a dict of leaf tensors that alias the parameters' storage but have their own version counter
+(``p.data.requires_grad_()``; ``p.detach()`` would share the counter, and the in-place update would make backward of
+an older micro-batch fail). Before an update, if the newest version is still needed, the parameters move to a copy
+and the leaves keep the old storage; otherwise the update happens in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+class WeightVersions:
+    """Versions of ``module``'s trainable parameters; ``optimizer`` only ever sees the newest.
+
+    Attributes:
+        parameters: the trainable ones, in the order of every version's leaves.
+        newest: number of updates so far, which is the number of the newest version.
+        peak_versions: most versions alive at one time; counted by their storages, not by what should be alive.
+        peak_nbytes: most bytes of distinct parameter storages at one time, frozen parameters included.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters = list(self._parameters.values())
+        self._frozen_nbytes = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
+        self._optimizer = optimizer
+        self.newest = 0
+        self.peak_versions = 1  # also where there is no parameter
+        self.peak_nbytes = 0
+        self._leaves: dict[int, dict[str, Tensor]] = {}
+        self._storages: list[list[tuple[StorageWeakRef, int]]] = []
+        self._publish()
+        self._count_storages()
+
+    def leaves(self, version: int) -> dict[str, Tensor]:
+        """Name → leaf tensor of ``version``, which must not be older than what the last ``update`` was told to keep."""
+        return self._leaves[version]
+
+    def update(self, gradients: Sequence[Tensor | None], *, oldest_needed: int) -> None:
+        """One optimizer step on the newest version; versions before ``oldest_needed`` are forgotten.
+
+        Every graph made with a forgotten version must be gone by now, or its weights stay alive with it.
+
+        Args:
+            gradients: one per leaf, in order; None where the stage did not use the parameter.
+            oldest_needed: the oldest version that any micro-batch, in flight or to come, is going to use.
+        """
+        self.forget(before=oldest_needed)
+        if self.newest in self._leaves:
+            for parameter in self.parameters:
+                parameter.data = parameter.data.clone()
+            self._count_storages()
+        for parameter, gradient in zip(self.parameters, gradients):
+            parameter.grad = gradient
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.newest += 1
+        self._publish()
+
+    def forget(self, *, before: int) -> None:
+        """Drops the versions older than ``before``; their memory is free once no graph holds them."""
+        for version in [version for version in self._leaves if version < before]:
+            del self._leaves[version]
+
+    def _publish(self) -> None:
+        self._leaves[self.newest] = {name: p.data.requires_grad_() for name, p in self._parameters.items()}
+
+    def _count_storages(self) -> None:
+        """Takes the newest version's storages into the count, and those that are gone out of it."""
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in self.parameters}
+        self._storages.append([(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()])
+        living = [[item for item in version if not item[0].expired()] for version in self._storages]
+        self._storages = [version for version in living if version]
+        nbytes = sum(nbytes for version in self._storages for _, nbytes in version)
+        self.peak_versions = max(self.peak_versions, len(self._storages))
+        self.peak_nbytes = max(self.peak_nbytes, nbytes + self._frozen_nbytes)
