@@ -1,0 +1,35 @@
+"""From a survey's folder to what people and queries read: the index and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwise.bench import folder
+
+
+def index(out: Path) -> None:
+    """Brings ``index.sqlite`` up to date with ``records.jsonl``."""
+    from meshwise.report.index import write_index
+
+    write_index(out)
+
+
+def rebuild(out: Path) -> Path | None:
+    """Writes ``report.html`` anew; None where no run has been kept yet or the report's packages are not installed."""
+    if not folder.read(out):
+        return None
+    try:
+        return page([out], out / folder.REPORT)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("altair", "vl_convert"):
+            raise
+        return None
+
+
+def page(folders: Sequence[Path], out: Path) -> Path:
+    """One page over all ``folders``."""
+    from meshwise.report.build import build
+
+    build(list(folders), out)
+    return out
