@@ -12,7 +12,15 @@ from meshwise.errors import InputError, did_you_mean
 
 TARGET_METRICS = ("perplexity", "validation_loss", "accuracy")
 
-_AT_LEAST_ONE = ("repeats", "global_batch_size", "sequence_length", "image_size", "train_samples", "validation_samples")
+_AT_LEAST_ONE = (
+    "repeats",
+    "global_batch_size",
+    "sequence_length",
+    "image_size",
+    "num_classes",
+    "train_samples",
+    "validation_samples",
+)
 _NOT_NEGATIVE = ("num_steps", "num_epochs", "seed", "clip_norm", "evaluate_every", "untimed_steps")
 
 
@@ -62,14 +70,17 @@ class SurveyOptions(BaseModel):
     global_batch_size: int | None = None
     sequence_length: int | None = None
     image_size: int | None = None
+    num_classes: int | None = None
     optimizer: OptimizerOptions = Field(default_factory=OptimizerOptions)
     clip_norm: float = 0.0
     target: tuple[str, float] | None = None
+    stop_at_target: bool = False
     evaluate_every: int = 0
     train_samples: int | None = None
     validation_samples: int | None = 512
     untimed_steps: int = 3
     watchdog: float = 120.0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
     deterministic: bool = False
     tensorboard: bool = False
@@ -92,6 +103,8 @@ class SurveyOptions(BaseModel):
         _check_length(self)
         _check_optimizer(self.optimizer)
         _check_target(self.target)
+        if self.stop_at_target and self.target is None:
+            raise InputError("--stop-at-target has no target; add for example --target-metric perplexity=12")
         return self
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from meshwise.bench.cells import Cell
+from meshwise.bench.cells import Cell, Cells
 from meshwise.bench.options import OptimizerOptions, SurveyOptions
 from meshwise.errors import InputError
 from meshwise.run.job import Job, OptimizerSettings
 from meshwise.strategy.legal import ModelFacts
 from meshwise.zoo import OptimizerDefaults, Task, get_task
+from meshwise.zoo.data import load, num_steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,18 @@ class Recipe:
     global_batch_size: int
     optimizer: OptimizerSettings
     facts: ModelFacts
-    metric: str = "perplexity"
+    num_train_samples: int
     notes: tuple[str, ...] = ()
+
+    def check_batches(self, cells: Cells) -> None:
+        """Passes where the data fill at least one global batch of every cell that will run.
+
+        Raises:
+            DataError: they do not.
+        """
+        for cell in cells.cells:
+            if not cell.refused:
+                num_steps_per_epoch(self.num_train_samples, cell.global_batch_size)
 
     def job(self, options: SurveyOptions, cell: Cell, *, repeat: int, folder: Path) -> Job:
         """The job of one repeat of ``cell``, whose files go to ``folder``."""
@@ -37,6 +48,7 @@ class Recipe:
             global_batch_size=cell.global_batch_size,
             sequence_length=options.sequence_length,
             image_size=options.image_size,
+            num_classes=options.num_classes,
             num_steps=options.num_steps,
             num_epochs=options.num_epochs or 1,
             untimed_steps=options.untimed_steps,
@@ -49,8 +61,10 @@ class Recipe:
             repeat=repeat,
             scaling=options.scaling,
             target=options.target,
+            stop_at_target=options.stop_at_target,
             watchdog=options.watchdog,
             threads=options.threads,
+            device=options.device,
             deterministic=options.deterministic,
             trace=options.trace,
             tensorboard=options.tensorboard,
@@ -67,17 +81,28 @@ def look_up(options: SurveyOptions) -> Recipe:
     """
     from meshwise.run.chain import facts
 
-    task = get_task(options.model, sequence_length=options.sequence_length, image_size=options.image_size)
+    task = get_task(
+        options.model,
+        sequence_length=options.sequence_length,
+        image_size=options.image_size,
+        num_classes=options.num_classes,
+    )
     _check_target(options, task)
-    data = options.data or task.default_data
+    data = load(
+        options.data or task.default_data,
+        task=task,
+        seed=options.seed,
+        train_samples=options.train_samples,
+        validation_samples=options.validation_samples,
+    )
     with torch.device("meta"):
         module = task.build()
     return Recipe(
-        data=data,
+        data=data.name,
         global_batch_size=options.global_batch_size or task.default_global_batch_size,
         optimizer=merged(options.optimizer, task.optimizer),
         facts=facts(module, options.model),
-        metric=task.metric,
+        num_train_samples=len(data.train),
         notes=_notes(options.optimizer, task.optimizer),
     )
 

@@ -85,6 +85,7 @@ def run_survey(
     folder.check_free(out, replace=options.replace)
     recipe = (look_up or _default_look_up())(options)
     cells = expand(options, facts=recipe.facts, global_batch_size=recipe.global_batch_size)
+    recipe.check_batches(cells)
     about = environment.describe()
     notes = (*recipe.notes, *cells.notes, *environment.notes(about, options.devices, options.threads))
     out = folder.make(out, replace=options.replace)

@@ -35,6 +35,8 @@ class Training:
     """Tokens of one sample, for language models."""
     image_size: int | None = None
     """Pixels of one side, for image models."""
+    num_classes: int | None = None
+    """Classes or vocabulary size of the model; default: the model's own."""
     optimizer: Literal["sgd", "adam", "adamw"] | None = None
     """Default: the model's own."""
     learning_rate: float | None = None
@@ -49,6 +51,8 @@ class Training:
     """Largest global gradient norm; 0 does not clip."""
     target_metric: str | None = None
     """When to call it reached, such as perplexity=12, validation_loss=2.5 or accuracy=0.9."""
+    stop_at_target: bool = False
+    """End each run where it reaches --target-metric."""
     evaluate_every: int = 0
     """Steps between validations; 0 validates once an epoch. One is always made at the start and at the end."""
     train_samples: int | None = None
@@ -59,6 +63,8 @@ class Training:
     """First steps left out of every time."""
     watchdog: str = "120 s"
     """A rank that makes no progress for this long counts as hung."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA devices where there is one for every rank, else processes on the CPU."""
     threads: int = 1
     """CPU threads of each process."""
     deterministic: bool = False
@@ -94,6 +100,7 @@ def survey_fields(training: Training) -> dict[str, Any]:
         "global_batch_size": training.global_batch_size,
         "sequence_length": training.sequence_length,
         "image_size": training.image_size,
+        "num_classes": training.num_classes,
         "optimizer": {
             "name": training.optimizer,
             "learning_rate": training.learning_rate,
@@ -103,11 +110,13 @@ def survey_fields(training: Training) -> dict[str, Any]:
         },
         "clip_norm": training.clip_norm,
         "target": target(training.target_metric),
+        "stop_at_target": training.stop_at_target,
         "evaluate_every": training.evaluate_every,
         "train_samples": training.train_samples,
         "validation_samples": training.validation_samples,
         "untimed_steps": training.untimed_steps,
         "watchdog": parse(training.watchdog, "s"),
+        "device": training.device,
         "threads": training.threads,
         "deterministic": training.deterministic,
         "tensorboard": training.tensorboard,

@@ -14,7 +14,7 @@ from meshwise.bench.cells import Cell
 from meshwise.bench.options import SurveyOptions
 from meshwise.bench.recipe import Recipe
 from meshwise.bench.survey import Survey, run_survey
-from meshwise.errors import InputError, RankError
+from meshwise.errors import DataError, InputError, RankError
 from meshwise.record import Record
 from meshwise.run.job import Job, OptimizerSettings
 from meshwise.strategy.legal import ModelFacts
@@ -76,7 +76,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def look_up(options: SurveyOptions) -> Recipe:
-    return Recipe(data="d", global_batch_size=16, optimizer=OptimizerSettings(), facts=FACTS)
+    return Recipe(data="d", global_batch_size=16, optimizer=OptimizerSettings(), facts=FACTS, num_train_samples=100)
 
 
 def surveyed(tmp_path: Path, *, launch: Any = fake_launch, diary: Diary | None = None, **options: Any) -> Survey:
@@ -181,11 +181,18 @@ def test_nothing_is_written_when_something_asked_for_cannot_be(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_global_batch_larger_than_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    asked = SurveyOptions(model="m", strategies=("data",), devices=(8,), scaling="weak", out=tmp_path / "out")
+    with pytest.raises(DataError, match="100 training samples do not fill one global batch of 128"):
+        run_survey(asked, observer=Diary(), launch=fake_launch, look_up=look_up)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_strategies_brought_in_by_all_that_cannot_be_are_records_too(tmp_path: Path) -> None:
     bare = ModelFacts(name="m", no_pipeline="is not a chain of layers; use data")
 
     def facts_of_a_graph(options: SurveyOptions) -> Recipe:
-        return Recipe(data="d", global_batch_size=16, optimizer=OptimizerSettings(), facts=bare)
+        return Recipe(data="d", global_batch_size=16, optimizer=OptimizerSettings(), facts=bare, num_train_samples=100)
 
     asked = SurveyOptions(model="m", out=tmp_path / "out")
     survey = run_survey(asked, observer=Diary(), launch=fake_launch, look_up=facts_of_a_graph)
