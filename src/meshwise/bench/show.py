@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from meshwise.bench import folder
+from meshwise.errors import InputError
+from meshwise.record import Record
 
 
 def index(out: Path) -> None:
-    """Brings ``index.sqlite`` up to date with ``records.jsonl``."""
+    """Brings ``index.sqlite`` up to date with ``records.jsonl``.
+
+    Where it cannot be written the records are still safe, and the next query writes it: no reason to end a survey.
+    """
     from meshwise.report.index import write_index
 
-    write_index(out)
+    with contextlib.suppress(InputError):
+        write_index(out)
+
+
+def records(folders: Sequence[Path]) -> list[Record]:
+    """Every record of ``folders``, with full paths and with scaling efficiency over all of them.
+
+    Raises:
+        InputError: a folder that is no survey's, or has no record yet.
+    """
+    from meshwise.report.load import load
+
+    return load(folders).records
 
 
 def rebuild(out: Path) -> Path | None:

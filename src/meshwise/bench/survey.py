@@ -100,11 +100,11 @@ def run_survey(
         observer.end()
     status = "interrupted" if interrupted else "finished"
     folder.write_survey(out, {**content, "status": status, "ended": _now()})
-    records = with_scaling_efficiency(folder.read(out))
-    folder.rewrite(out, records)
+    folder.rewrite(out, with_scaling_efficiency(folder.read(out)))
+    show.index(out)
     return Survey(
         folder=out,
-        records=tuple(records),
+        records=tuple(show.records([out])),
         notes=notes,
         interrupted=interrupted,
         report=show.rebuild(out),

@@ -21,14 +21,11 @@ def report(*folders: Path, out: Path | None = None, replace: bool = False, json:
 
     if not folders:
         raise InputError("report needs a survey folder; give one or more, such as meshwise report runs/gpt2-tiny")
-    for given in folders:
-        if not (given / folder.RECORDS).is_file():
-            raise InputError(f"{given} is not a survey folder (it has no {folder.RECORDS}); give what --out named")
+    records = show.records(folders)
     target = out or folders[0] / folder.REPORT
     if out is not None and out.exists() and not replace:
         raise OutputError(f"--out {out} exists; use --out {folder.free_name(out)}, or --replace to overwrite it")
     path = show.page(folders, target)
-    records = [record for given in folders for record in folder.read(given)]
     if json:
         output.print_json({"report": str(path), **output.records_content(records)})
     else:

@@ -156,7 +156,7 @@ def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(runs: Runs, capsy
         ("verify m --strategy data=2 --devices 3", "use --devices 2"),
         ("verify m --strategy data --steps 0", "use 1 or more"),
         ("report", "give one or more, such as meshwise report"),
-        ("report no/such/folder", "is not a survey folder"),
+        ("report no/such/folder", "give the folder that meshwise survey --out wrote"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(
