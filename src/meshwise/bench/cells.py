@@ -56,14 +56,12 @@ def expand(options: SurveyOptions, *, facts: ModelFacts, global_batch_size: int)
         StrategyError: a strategy named by the user cannot be, or nothing can run at all.
         InputError: a strategy names its sizes and their device count is not among ``options.devices``.
     """
-    explicit = _named(options.strategies)
-    requests = parse_list(list(options.strategies))
+    explicit, requests = _named(options.strategies), read_requests(options)
     devices = tuple(dict.fromkeys(options.devices))
     cells: dict[tuple[str, int], Cell] = {}
     notes = []
     for request in requests:
         wanted = request.text in explicit
-        _check_reachable(request, devices, wanted=wanted)
         for num_devices in devices:
             if note := _no_fit(request, num_devices):
                 notes.append(note)
@@ -75,6 +73,20 @@ def expand(options: SurveyOptions, *, facts: ModelFacts, global_batch_size: int)
     if all(cell.refused for cell in ordered):
         raise StrategyError(ordered[0].refused if ordered else "nothing to run; name a strategy or a device count")
     return Cells(cells=ordered, notes=tuple(notes))
+
+
+def read_requests(options: SurveyOptions) -> list[Request]:
+    """The strategies asked for, as far as they can be checked without looking at the model.
+
+    Raises:
+        StrategyError: a text that is no strategy, or sizes that divide none of the device counts.
+        InputError: a strategy names its sizes and their device count is not among ``options.devices``.
+    """
+    requests, explicit = parse_list(list(options.strategies)), _named(options.strategies)
+    for request in requests:
+        if request.text in explicit:
+            _check_reachable(request, options.devices)
+    return requests
 
 
 def safe_name(text: str) -> str:
@@ -93,16 +105,16 @@ def _named(texts: Sequence[str]) -> set[str]:
     return {request.text for request in parse_list(kept)} if kept else set()
 
 
-def _check_reachable(request: Request, devices: tuple[int, ...], *, wanted: bool) -> None:
+def _check_reachable(request: Request, devices: tuple[int, ...]) -> None:
     """A named strategy must fit at least one of the device counts."""
     needed = request.required_devices
-    if wanted and needed is not None and needed not in devices:
+    if needed is not None and needed not in devices:
         given = ",".join(map(str, devices))
         raise InputError(
             f"{request.text} needs {needed} device{'s' if needed > 1 else ''} and --devices {given} does not have that "
             f"count; use --devices {','.join(map(str, sorted({*devices, needed})))}"
         )
-    if wanted and needed is None and all(_no_fit(request, count) for count in devices):
+    if needed is None and all(_no_fit(request, count) for count in devices):
         request.at(max(devices))  # raises, naming the sizes and the nearest device counts that divide
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshwise.bench import environment, folder, show
-from meshwise.bench.cells import Cell, Cells, expand
+from meshwise.bench.cells import Cell, Cells, expand, read_requests
 from meshwise.bench.options import SurveyOptions, described
 from meshwise.errors import MeshwiseError
 from meshwise.record import Record, Status, Summary, summarise, with_scaling_efficiency
@@ -83,6 +83,7 @@ def run_survey(
     """
     out = options.out or folder.default_folder(options.model)
     folder.check_free(out, replace=options.replace)
+    read_requests(options)  # refuses in a moment what needs no look at the model, which takes seconds
     recipe = (look_up or _default_look_up())(options)
     cells = expand(options, facts=recipe.facts, global_batch_size=recipe.global_batch_size)
     recipe.check_batches(cells)

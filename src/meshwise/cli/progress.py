@@ -123,7 +123,7 @@ class Live:
             return
         parts = [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
         if progress.metric is not None:
-            parts.append(str(progress.metric))
+            parts.append(f"validation {progress.metric:.4g}")
         total = progress.num_steps or None
         self._progress.update(self._run, completed=progress.step, total=total, about="  ".join(parts))
         part = progress.step / progress.num_steps if progress.num_steps else 0.0

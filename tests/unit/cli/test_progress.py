@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
 def show_one_run(shown: Lines | Live) -> None:
     shown.begin(num_runs=2, folder=Path("out"), notes=("the machine is busy",))
     shown.start(CELL, repeat=0, position=0)
-    shown.progress(SimpleNamespace(step=3, num_steps=10, loss=2.5, metric=None, seconds=1.0))
+    shown.progress(SimpleNamespace(step=3, num_steps=10, loss=2.5, metric=12.25, seconds=1.0))
     shown.finish(record(step_time=0.25, throughput=1234.5, peak_memory=[1, 2048]))
     shown.end()
 
@@ -61,6 +61,7 @@ def test_a_terminal_gets_bars_and_keeps_the_finished_lines(monkeypatch: pytest.M
     show_one_run(shown)
     text = stream.getvalue()
     assert "data on 2 devices, repeat 1: ok" in text
+    assert "loss 2.5  validation 12.25" in text
     assert "left" in text
 
 
