@@ -36,8 +36,9 @@ class CurvePoint(BaseModel):
 class RankMemory(BaseModel):
     """Bytes of one rank at the instant of its peak within a training step.
 
-    ``parameters``, ``gradients`` and ``optimizer_state`` are what is held between steps (gradients: at the end of
-    backward); ``activations`` and ``other`` are the rest live at the peak, by the phase that allocated it.
+    The parts add up to the peak: ``parameters`` and ``optimizer_state`` are what is held between steps, ``gradients``,
+    ``activations`` and ``other`` what is live at that instant, by the phase that allocated it. At the height of a deep
+    model's activations few gradients exist yet; ``held_gradients`` is what they come to at the end of backward.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +50,7 @@ class RankMemory(BaseModel):
     optimizer_state: int
     activations: int
     other: int
+    held_gradients: int = 0
     weight_versions: int = 1
 
 
