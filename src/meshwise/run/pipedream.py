@@ -47,6 +47,7 @@ class _InFlight:
     number: int
     version: int
     leaves: dict[str, Tensor]
+    run: _StageRun
     input: Tensor
     output: Tensor
 
@@ -222,7 +223,7 @@ class PipeDream:
         if not self._link.is_last:
             self._messages.give_activation(number, shape, output)
         self._in_flight.append(
-            _InFlight(number=number, version=version, leaves=leaves, input=stage_input, output=output)
+            _InFlight(number=number, version=version, leaves=leaves, run=run, input=stage_input, output=output)
         )
         self._num_admitted += 1
 
@@ -240,6 +241,8 @@ class PipeDream:
         with_input = [] if self._link.is_first else [batch.input]
         wanted = [*with_input, *batch.leaves.values()]
         found: Gradients = [None] * len(wanted)
+        if self.strategy.checkpointing != "none":
+            batch.run.spare_buffers()
         if wanted and batch.output.requires_grad:
             found = list(torch.autograd.grad(batch.output, wanted, gradient, allow_unused=True))
         if with_input:
@@ -287,23 +290,23 @@ class PipeDream:
 
 
 class _StageRun:
-    """The stage with given weights. A second call (checkpointing) leaves the stage's buffers as the first left them."""
+    """The stage with given weights."""
 
     def __init__(self, stage: nn.Module, leaves: dict[str, Tensor], *, copy_input: bool) -> None:
         self._stage = stage
-        self._leaves = leaves
+        self._tensors = leaves
         self._copy_input = copy_input
-        self._called = False
 
     def __call__(self, stage_input: Tensor) -> Tensor:
-        tensors = self._leaves
-        if self._called:
-            tensors = tensors | {name: buffer.clone() for name, buffer in self._stage.named_buffers()}
-        self._called = True
         if self._copy_input:
             stage_input = stage_input.clone()
-        output: Tensor = functional_call(self._stage, tensors, (stage_input,))
+        output: Tensor = functional_call(self._stage, self._tensors, (stage_input,))
         return output
+
+    def spare_buffers(self) -> None:
+        """From now on calls (checkpointing's second) change copies of the stage's buffers and not the buffers."""
+        buffers = {name: buffer.clone() for name, buffer in self._stage.named_buffers()}
+        self._tensors = self._tensors | buffers
 
 
 def _check(strategy: Strategy, stage: nn.Module, stage_names: dict[str, str]) -> None:

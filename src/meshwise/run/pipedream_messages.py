@@ -65,8 +65,8 @@ class Messages:
             transfers.append(self._link.send_shape(shape, self._link.stage + 1, kind=HEADER, number=number))
         elif self._shapes_out[inputs] != shape:
             raise ModelError(
-                f"stage {self._link.stage} gives {shape.sizes} where it gave {self._shapes_out[inputs].sizes} "
-                f"for inputs of the same shape {inputs.sizes}; cut the model where the shape does not depend on the values"
+                f"stage {self._link.stage} gives {shape.sizes} where it gave {self._shapes_out[inputs].sizes} for "
+                f"inputs of the same shape {inputs.sizes}; cut the model where the shape does not depend on the values"
             )
         transfers.append(self._link.send(output, self._link.stage + 1, kind=FORWARD, number=number))
         self._sent_activations[number] = transfers

@@ -147,16 +147,20 @@ def _tag(kind: int, number: int) -> int:
 
 
 def _direction_groups(groups: Groups) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """One group per direction over this rank's pipeline; on CPU the pipeline group itself, twice."""
-    if groups.size("pipeline") == 1:
-        return None, None
-    if groups.device.type == "cpu":
-        group = groups.group("pipeline")
-        return group, group
+    """Groups over this rank's pipeline for messages forward and backward: two on an accelerator, one on CPU.
+
+    They are new: ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` counts a rank's messages among its collectives, and stages do not
+    all send equally many, so that a collective in a group that has carried messages is taken for a mismatch.
+    """
     own: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
+    if groups.size("pipeline") == 1:
+        return own
     # every rank must take part in making every group, and in the same order
     for ranks in sorted({groups.mesh.group("pipeline", rank) for rank in range(groups.mesh.num_devices)}):
-        forward, backward = dist.new_group(list(ranks)), dist.new_group(list(ranks))
+        forward = cast(dist.ProcessGroup, dist.new_group(list(ranks)))
+        backward = forward
+        if groups.device.type != "cpu":
+            backward = cast(dist.ProcessGroup, dist.new_group(list(ranks)))
         if groups.rank in ranks:
-            own = cast(dist.ProcessGroup, forward), cast(dist.ProcessGroup, backward)
+            own = forward, backward
     return own

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import record_function
 
 
 class WeightVersions:
@@ -53,8 +54,9 @@ class WeightVersions:
         """
         self.forget(before=oldest_needed)
         if self.newest in self._leaves:
-            for parameter in self.parameters:
-                parameter.data = parameter.data.clone()
+            with record_function("meshwise.stash"):
+                for parameter in self.parameters:
+                    parameter.data = parameter.data.clone()
             self._count_storages()
         for parameter, gradient in zip(self.parameters, gradients):
             parameter.grad = gradient

@@ -84,11 +84,11 @@ class Strategy:
 
     @property
     def text(self) -> str:
-        """Canonical short form: every key that differs from its default, or ``single``."""
+        """Canonical short form: every key that reading would not set to the same by itself, or ``single``."""
         defaults = {field.name: field.default for field in fields(self)}
-        parts = [
-            f"{key}={getattr(self, name)}" for key, name in KEYS.items() if getattr(self, name) != defaults[name]
-        ]
+        read = {"pipeline": self.pipeline_parallel_size, "schedule": self.schedule}
+        defaults["num_micro_batches"] = 1 if _default_micro_batches(read) == 1 else None
+        parts = [f"{key}={getattr(self, name)}" for key, name in KEYS.items() if getattr(self, name) != defaults[name]]
         return ",".join(parts) or "single"
 
     def __str__(self) -> str:
@@ -137,20 +137,32 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "zero1": _preset("data", "data parallel, optimizer state sharded", "Rajbhandari et al. 2020 (ZeRO)", zero=1),
         "zero2": _preset("data", "… and gradients sharded", "Rajbhandari et al. 2020 (ZeRO)", zero=2),
         "zero3": _preset("data", "… and parameters sharded", "Rajbhandari et al. 2020; FSDP2", zero=3),
-        "tensor": _preset("tensor", "column/row split layers, sequence-parallel norms", "Shoeybi 2019; Korthikanti 2022"),
+        "tensor": _preset(
+            "tensor", "column/row split layers, sequence-parallel norms", "Shoeybi 2019; Korthikanti 2022"
+        ),
         "gpipe": _preset("pipeline", "all forwards, then all backwards", "Huang et al. 2019", schedule="gpipe"),
         "1f1b": _preset("pipeline", "one forward, one backward, flush", "Narayanan et al. 2021", schedule="1f1b"),
         "interleaved": _preset(
-            "pipeline", "1f1b with two stages a device", "Narayanan et al. 2021", schedule="interleaved", virtual_stages=2
+            "pipeline",
+            "1f1b with two stages a device",
+            "Narayanan et al. 2021",
+            schedule="interleaved",
+            virtual_stages=2,
         ),
         "pipedream": _preset(
-            "pipeline", "no flush, an update per micro-batch, weights stashed", "Narayanan et al. 2019", schedule="pipedream"
+            "pipeline",
+            "no flush, an update per micro-batch, weights stashed",
+            "Narayanan et al. 2019",
+            schedule="pipedream",
         ),
         "pipedream-vsync": _preset(
             "pipeline", "… all stages use the same weight version", "Narayanan et al. 2019", schedule="pipedream-vsync"
         ),
         "pipedream-2bw": _preset(
-            "pipeline", "… gradients accumulated, two weight versions", "Narayanan et al. 2021 (2BW)", schedule="pipedream-2bw"
+            "pipeline",
+            "… gradients accumulated, two weight versions",
+            "Narayanan et al. 2021 (2BW)",
+            schedule="pipedream-2bw",
         ),
     }
 )
@@ -304,8 +316,8 @@ def _check(strategy: Strategy) -> None:
         raise StrategyError(f"schedule={strategy.schedule} needs a pipeline; add pipeline=2 or drop the schedule")
     if (strategy.num_virtual_stages > 1) != (strategy.schedule == "interleaved"):
         raise StrategyError(
-            f"schedule={strategy.schedule} with virtual_stages={strategy.num_virtual_stages} cannot be: several stages a "
-            "device are what schedule=interleaved means; use schedule=interleaved,virtual_stages=2"
+            f"schedule={strategy.schedule} with virtual_stages={strategy.num_virtual_stages} cannot be: several stages "
+            "a device are what schedule=interleaved means; use schedule=interleaved,virtual_stages=2"
         )
     if strategy.asynchronous and strategy.zero_stage:
         raise StrategyError(
