@@ -72,7 +72,7 @@ def _throughput(alt: ModuleType, study: Study, styles: dict[str, Style]) -> Figu
 
 
 def _efficiency(alt: ModuleType, study: Study, styles: dict[str, Style]) -> Figure | None:
-    rows = frames.over_devices(study, "scaling_efficiency")
+    rows = frames.over_devices(study, "scaling_efficiency") if len(study.device_counts) > 1 else []
     chart = _over_devices(alt, rows, styles, title="scaling efficiency", unit="%", ideal="constant")
     caption = "Throughput as a share of the one-device throughput times the number of devices."
     return _figure(chart, "efficiency", "Scaling efficiency", caption, ideal=rows)

@@ -19,7 +19,7 @@ _SMALLEST_SHOWN = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """``unit`` is printed under the title; ``wide`` columns go first where space is short."""
+    """``unit`` is printed under the title."""
 
     key: str
     title: str
@@ -173,8 +173,7 @@ def _unit(field: _Field, summaries: Sequence[Summary]) -> tuple[float, str]:
         return 1 / 100, "%"
     if not field.unit:
         return 1.0, ""
-    factor, unit = common_unit([field.value(s) for s in summaries], field.unit)
-    return factor, unit.replace("tokens/s", "tok/s").replace("samples/s", "smp/s")
+    return common_unit([field.value(s) for s in summaries], field.unit)
 
 
 def _text(field: _Field, summary: Summary, factor: float) -> str | None:

@@ -69,7 +69,8 @@ def _table(content: Sheet, width: int, *, hidden: Sequence[str], gap: int) -> Ta
     table.add_column("strategy\n", no_wrap=True)
     table.add_column("dev\n", justify="right", no_wrap=True)
     for column in columns:
-        table.add_column(Text(f"{column.title}\n{column.unit}"), justify="right", no_wrap=True)
+        unit = column.unit.replace("tokens/s", "tok/s").replace("samples/s", "smp/s")
+        table.add_column(Text(f"{column.title}\n{unit}"), justify="right", no_wrap=True)
     table.add_column("status\n", no_wrap=True)
     name_width = max(_NAME_WIDTH, _NAME_WIDTH + width - WIDTH)
     for index, row in enumerate(content.rows):
