@@ -15,6 +15,9 @@ from meshwise.bench.cells import Cell
 from meshwise.record import Record
 from meshwise.units import show
 
+_WHOLE_FROM = 100
+"""Rates from here on are shown without decimals."""
+
 
 def display(stream: TextIO | None = None) -> Lines | Live:
     """The display that suits ``stream`` (stderr if None)."""
@@ -36,7 +39,7 @@ def finished_line(record: Record, *, position: int, total: int) -> str:
     if record.step_time is not None:
         parts.append(f"{show(record.step_time, 's')} a step")
     if record.throughput is not None:
-        parts.append(f"{record.throughput:.4g} {record.throughput_unit}/s")
+        parts.append(f"{_rate(record.throughput)} {record.throughput_unit}/s")
     if record.peak_memory:
         parts.append(f"peak {show(max(record.peak_memory), 'B')} a device")
     metric = next((name for name in ("perplexity", "accuracy", "loss") if name in record.validation), None)
@@ -147,6 +150,10 @@ class Live:
 
 def _what(preset: str, num_devices: int, repeat: int) -> str:
     return f"{preset} on {num_devices} device{'s' if num_devices > 1 else ''}, repeat {repeat + 1}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"
 
 
 def _clock(seconds: float) -> str:

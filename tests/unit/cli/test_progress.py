@@ -38,7 +38,7 @@ def show_one_run(shown: Lines | Live) -> None:
     shown.begin(num_runs=2, folder=Path("out"), notes=("the machine is busy",))
     shown.start(CELL, repeat=0, position=0)
     shown.progress(SimpleNamespace(step=3, num_steps=10, loss=2.5, metric=12.25, seconds=1.0))
-    shown.finish(record(step_time=0.25, throughput=1234.5, peak_memory=[1, 2048]))
+    shown.finish(record(step_time=0.25, throughput=1234.4, peak_memory=[1, 2048]))
     shown.end()
 
 
@@ -49,7 +49,7 @@ def test_a_pipe_gets_one_line_per_finished_run() -> None:
     assert stream.getvalue().splitlines() == [
         "2 runs, kept in out",
         "note: the machine is busy",
-        "[1/2] data on 2 devices, repeat 1: ok, 250 ms a step, 1234 samples/s, peak 2.00 KiB a device",
+        "[1/2] data on 2 devices, repeat 1: ok, 250 ms a step, 1,234 samples/s, peak 2.00 KiB a device",
     ]
 
 
