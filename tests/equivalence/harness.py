@@ -23,6 +23,9 @@ _PRELOAD = [
     "torch.distributed.tensor",
     "torch.optim",
     "torch._dynamo",
+    "torchvision.models",
+    "transformers.models.gpt2.modeling_gpt2",
+    "meshwise.run.apply",
 ]
 
 
@@ -30,7 +33,6 @@ def spawn(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout
     """Results of ``function(rank, *arguments)`` by rank; the first rank's traceback is raised if any fails."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results: Any = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:

@@ -94,6 +94,4 @@ def evaluate_outputs(outputs: Tensor, targets: Tensor, loss: Tensor) -> Evaluati
     correct = 0
     if outputs.shape[:-1] == targets.shape:
         correct = int((outputs.argmax(-1) == targets).sum())
-    return Evaluation(
-        loss_sum=float(loss) * targets.numel(), num_targets=targets.numel(), num_correct=correct
-    )
+    return Evaluation(loss_sum=float(loss) * targets.numel(), num_targets=targets.numel(), num_correct=correct)

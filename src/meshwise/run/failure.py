@@ -52,6 +52,14 @@ def exit_codes(log: str) -> dict[int, int]:
     return codes
 
 
+def signal_name(number: int) -> str:
+    """As ``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
 def explain(evidence: Evidence) -> str:
     """One sentence naming the rank, the step and the cause."""
     killed = [rank for rank, code in sorted(evidence.exit_codes.items()) if code == -signal.SIGKILL]
@@ -120,11 +128,7 @@ def _killed(evidence: Evidence, rank: int) -> str:
 
 def _crashed(evidence: Evidence, rank: int) -> str:
     number = -evidence.exit_codes[rank]
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "unknown"
-    return f"rank {rank} was ended by signal {number} ({name}) {_when(evidence, rank)}; {_SEE_LOG}"
+    return f"rank {rank} was ended by signal {number} ({signal_name(number)}) {_when(evidence, rank)}; {_SEE_LOG}"
 
 
 def _ended(evidence: Evidence, rank: int, code: int) -> str:

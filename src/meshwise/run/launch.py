@@ -7,6 +7,7 @@ launch(job) ─► job.json ─► torchrun ─► worker × N ─► rank-K.jso
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,10 @@ from meshwise.run.rank_files import Event, rank_trace_path
 from meshwise.run.watch import LOG, Progress, Watch
 
 __all__ = ["Progress", "launch"]
+
+
+_SCRATCH = "torchrun"
+"""torchrun's own files; it would leave them in the system's temporary folder, run after run."""
 
 
 def launch(job: Job, *, on_progress: Callable[[Progress], Any] | None = None) -> Record:
@@ -116,6 +121,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
         *("--nproc-per-node", str(job.strategy.num_devices), "--max-restarts", "0"),
+        *("--log-dir", str(job.folder / _SCRATCH)),
         *("-m", "meshwise.run.worker", str(job.folder / "job.json")),
     ]
     with (job.folder / LOG).open("wb") as log:
@@ -140,6 +146,7 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _conclude(job: Job, watch: Watch, ending: Ending) -> Record:
+    shutil.rmtree(job.folder / _SCRATCH, ignore_errors=True)
     _merge_traces(job)
     record = assemble(job, watch.tail.events, ending)
     (job.folder / "record.json").write_text(record.model_dump_json(indent=1), encoding="utf-8")

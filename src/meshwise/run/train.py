@@ -213,6 +213,7 @@ class _Training:
 
         def steps() -> None:
             for index in range(num_steps):
+                self.writer.beat(step, self.writer.phase)
                 self.executor.step(*self._batch(step + index))
             self.executor.flush()
 
@@ -230,6 +231,7 @@ class _Training:
         self.executor.release_gradients()
         before = allocated(self.device)
         trace = profiled(steps, device=self.device)
+        self.writer.beat(step, "trace")
         memory = memory_of(trace, device=self.device, held=held, before=before)
         self.writer.event("memory", memory=memory.model_dump())
         if self.job.trace:
@@ -270,7 +272,6 @@ class _Training:
 
     def _validate(self, step: int) -> dict[str, float] | None:
         """Writes and gives loss and metric over the whole validation set; None, and "diverged", if not finite."""
-        self.writer.beat(step, "validation")
         total = Evaluation()
         for part in validation_slices(
             len(self.samples.validation),
@@ -278,6 +279,7 @@ class _Training:
             replicas=self.executor.groups.size("data"),
             replica=self.executor.groups.index("data"),
         ):
+            self.writer.beat(step, "validation")
             found = self.executor.evaluate(
                 *self._on_device(self.samples.validation.batch(np.arange(part.start, part.stop)))
             )

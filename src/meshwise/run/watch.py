@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from meshwise.run.failure import Evidence, exit_codes, explain, explain_hang
+from meshwise.run.failure import Evidence, exit_codes, explain, explain_hang, signal_name
 from meshwise.run.job import Job
 from meshwise.run.rank_files import Beat, Event, Tail, last_event, read_beat, stacks_path
 from meshwise.run.stacks import Stack, parse_dump
@@ -80,8 +80,7 @@ class Watch:
             self._read()
             now = time.monotonic()
             if self.process.poll() is not None:
-                self._read()
-                return "" if self._all_ended() else explain(self._evidence())
+                return self._verdict()
             if ended is None and self._all_ended():
                 ended = now
             if ended is not None and now - ended > _FAREWELL:
@@ -96,6 +95,16 @@ class Watch:
             if trouble is not None and now - trouble > _LAST_WORDS:
                 return explain(self._evidence())
             time.sleep(_POLL)
+
+    def _verdict(self) -> str:
+        """Why torchrun, which is gone, left before all ranks had ended; empty if it did not."""
+        self._read()
+        code = self.process.returncode
+        if self._all_ended():
+            return ""
+        if code < 0:
+            return f"torchrun itself was ended by signal {-code} ({signal_name(-code)}), and its ranks with it"
+        return explain(self._evidence())
 
     def stop(self) -> None:
         """Ends every process of the run that is left, and waits until they are gone."""

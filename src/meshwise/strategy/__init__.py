@@ -4,4 +4,15 @@ from meshwise.strategy.mesh import AXES, Mesh
 from meshwise.strategy.schedule import Action, Schedule, schedule_for
 from meshwise.strategy.strategy import PRESETS, Request, Strategy, parse, parse_list
 
-__all__ = ["AXES", "PRESETS", "Action", "Mesh", "Request", "Schedule", "Strategy", "parse", "parse_list", "schedule_for"]
+__all__ = [
+    "AXES",
+    "PRESETS",
+    "Action",
+    "Mesh",
+    "Request",
+    "Schedule",
+    "Strategy",
+    "parse",
+    "parse_list",
+    "schedule_for",
+]
