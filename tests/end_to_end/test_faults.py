@@ -258,9 +258,26 @@ def test_no_rank_outlives_its_launcher(make_job, tmp_path, number):
         assert left_behind(job.folder) == []
     finally:
         launcher.kill()
+    assert not (job.folder / "torchrun").exists() or number == signal.SIGKILL
     if number == signal.SIGINT:
         record = Record.model_validate_json((job.folder / "record.json").read_text())
         assert record.status == "interrupted" and record.num_steps == FAULTY_CALL - 1
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_killed_torchrun(make_job):
+    job = make_job("hangs", watchdog=600.0)
+
+    def kill_torchrun(progress: Progress) -> None:
+        if progress.step == FAULTY_CALL - 1:
+            for process in psutil.Process().children():
+                if "torch.distributed.run" in process.cmdline():
+                    process.kill()
+
+    record = launch(job, on_progress=kill_torchrun)
+    assert left_behind(job.folder) == []
+    assert record.reason.startswith("torchrun itself was ended by signal 9 (SIGKILL)")
+    assert_kept(record)
 
 
 def wait_for_step(folder: Path, step: int) -> None:

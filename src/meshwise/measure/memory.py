@@ -157,7 +157,7 @@ def _follow(
     for event in allocations:
         label, phase = finder.labels(event.time)
         if event.nbytes > 0:
-            if label == "stash":
+            if label == "stash" and not sees_all:
                 continue  # older weight versions are part of what the executor says it holds
             live[event.address] = block = _Block(nbytes=event.nbytes, label=label, start=event.time)
             blocks.append(block)

@@ -34,9 +34,16 @@ def memory_of(trace: dict[str, Any], *, device: torch.device, held: HeldBytes, b
     """Peak of the step in ``trace``; ``before`` as ``allocated`` gave it just before the step."""
     index = -1 if device.type == "cpu" else device.index or 0
     allocations, ranges = from_trace(trace["traceEvents"], device_index=index)
-    return analyse(allocations, ranges, held=held, allocated_before=before)
+    found = analyse(allocations, ranges, held=held, allocated_before=before)
+    if device.type != "cuda":
+        return found
+    peak = torch.cuda.max_memory_allocated(device)  # the allocator's own count, since ``allocated`` was asked
+    return found.model_copy(update={"peak": peak, "other": found.other + peak - found.peak})
 
 
 def allocated(device: torch.device) -> int | None:
-    """Bytes the allocator of ``device`` has given out; the CPU's does not keep count."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+    """Bytes the allocator of ``device`` has given out, from where its peak counts anew; the CPU's keeps no count."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)

@@ -10,6 +10,9 @@ from typing import Any
 KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime")
 """Categories of events worth showing; memory events, arrows and the profiler's own bookkeeping are left out."""
 
+SHORTEST = 5.0
+"""Operators of fewer µs are left out: four of five in number, nothing to see at the scale of a step."""
+
 _HIDDEN = ("ProfilerStep", "PyTorch Profiler")
 
 
@@ -20,6 +23,8 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
     events = []
     for event in trace["traceEvents"]:
         if event.get("ph") != "X" or event.get("cat") not in KEPT or event["name"].startswith(_HIDDEN):
+            continue
+        if event["cat"] == "cpu_op" and event.get("dur", 0.0) < SHORTEST:
             continue
         thread = threads.setdefault(event["tid"], len(threads))
         events.append([event["name"], event["cat"], thread, event["ts"], event.get("dur", 0.0)])

@@ -8,7 +8,7 @@ from meshwise.measure.trace import compact, merge, merge_files, rank_name
 
 
 def event(name: str, start: float, **changes: object) -> dict[str, object]:
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 5, "tid": 70, "ts": start, "dur": 2.0, **changes}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 5, "tid": 70, "ts": start, "dur": 20.0, **changes}
 
 
 def raw(base: int, *events: dict[str, object]) -> dict[str, object]:
@@ -21,6 +21,7 @@ def test_only_work_is_kept():
             0,
             event("aten::mm", 1.0),
             event("gloo:all_reduce", 2.0, cat="user_annotation", tid=71),
+            event("aten::view", 1.0, dur=0.4),
             event("[memory]", 1.5, ph="i", cat="cpu_instant_event"),
             event("arrow", 1.5, ph="s", cat="fwdbwd"),
             event("PyTorch Profiler (0)", 0.0, cat="user_annotation"),
