@@ -173,7 +173,7 @@ class _Builder:
             for tensor in range(mesh.tensor):
                 ranks = [mesh.rank(pipeline=stage, data=data, tensor=tensor) for stage in devices]
                 group = dist.new_group(ranks)
-                if self.groups.rank in ranks:
+                if self.groups.rank in ranks and isinstance(group, dist.ProcessGroup):
                     own = group
         return own
 

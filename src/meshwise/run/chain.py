@@ -1,4 +1,4 @@
-"""How a module is cut into a chain of layers, what the checks need to know of it, and where a pipeline cuts the chain."""
+"""How a module is cut into a chain of layers, what the checks must know of it, where a pipeline cuts the chain."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,8 @@ Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 class SplitLayer(nn.Module):
     """A linear or convolution with part of its weight: ``leave(operation(enter(x)))``, under the original names."""
+
+    bias: nn.Parameter | None
 
     def __init__(self, source: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ class _Splitter:
         parent, _, child = name.rpartition(".")
         setattr(self.module.get_submodule(parent), child, layer)
 
-    def matrix(self, name: str, layer: nn.Module, *, along: str, blocks: int = 1) -> SplitLayer:
+    def matrix(self, name: str, layer: Any, *, along: str, blocks: int = 1) -> SplitLayer:
         outputs_dim = 1 if _is_conv1d(layer) else 0
         dim = outputs_dim if along == "outputs" else 1 - outputs_dim
         layout = Layout(dim=dim, blocks=blocks, full_size=layer.weight.shape[dim])
@@ -251,14 +254,14 @@ class _Splitter:
                 setattr(layer, key, buffer[own.start : own.stop].clone())
         layer.num_features = layer.num_features // self.size  # type: ignore[operator, assignment]
 
-    def _vocabulary(self, name: str, layer: nn.Module, rule: Rule) -> None:
+    def _vocabulary(self, name: str, layer: Any, rule: Rule) -> None:
         layout = Layout(dim=0, full_size=layer.weight.shape[0])
         weight_rows = part_ranges(layout, self.index, self.size)[0]
         if isinstance(layer, nn.Embedding):
             weight = self.part(f"{name}.weight", layer.weight, layout)
             self.replace(name, SplitEmbedding(layer, weight, first=weight_rows.start, group=self.group))
             return
-        full_size = int(layer.weight.shape[0])  # type: ignore[union-attr]
+        full_size = int(layer.weight.shape[0])
         split = self.matrix(name, layer, along="outputs")
         split.enter = self._gather_sequence if self.sequence else self._copy_in
         if self.gather_vocabulary:

@@ -35,7 +35,7 @@ class WeightVersions:
         self.peak_versions = 1  # also where there is no parameter
         self.peak_nbytes = 0
         self._leaves: dict[int, dict[str, Tensor]] = {}
-        self._storages: list[list[tuple[StorageWeakRef, int]]] = []
+        self._storages: list[dict[StorageWeakRef, int]] = []
         self._publish()
         self._count_storages()
 
@@ -52,12 +52,10 @@ class WeightVersions:
             gradients: one per leaf, in order; None where the stage did not use the parameter.
             oldest_needed: the oldest version that any micro-batch, in flight or to come, is going to use.
         """
-        self.forget(before=oldest_needed)
+        retired = self.forget(before=oldest_needed)
         if self.newest in self._leaves:
             with record_function("meshwise.stash"):
-                for parameter in self.parameters:
-                    parameter.data = parameter.data.clone()
-            self._count_storages()
+                self._move_to_copy(into=retired)
         for parameter, gradient in zip(self.parameters, gradients):
             parameter.grad = gradient
         self._optimizer.step()
@@ -65,20 +63,32 @@ class WeightVersions:
         self.newest += 1
         self._publish()
 
-    def forget(self, *, before: int) -> None:
-        """Drops the versions older than ``before``; their memory is free once no graph holds them."""
-        for version in [version for version in self._leaves if version < before]:
-            del self._leaves[version]
+    def forget(self, *, before: int) -> dict[str, Tensor]:
+        """Drops the versions older than ``before``; their memory is free once nobody holds them.
+
+        Returns the newest of them, or an empty dict.
+        """
+        retired: dict[str, Tensor] = {}
+        for version in sorted(version for version in self._leaves if version < before):
+            retired = self._leaves.pop(version)
+        return retired
+
+    def _move_to_copy(self, *, into: dict[str, Tensor]) -> None:
+        """Gives the parameters other storage, that of a retired version if there is one: fresh pages cost more."""
+        for name, parameter in self._parameters.items():
+            storage = into[name].detach() if into else torch.empty_like(parameter.data)
+            parameter.data = storage.copy_(parameter.data)
+        self._count_storages()
 
     def _publish(self) -> None:
         self._leaves[self.newest] = {name: p.data.requires_grad_() for name, p in self._parameters.items()}
 
     def _count_storages(self) -> None:
         """Takes the newest version's storages into the count, and those that are gone out of it."""
-        storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in self.parameters}
-        self._storages.append([(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()])
-        living = [[item for item in version if not item[0].expired()] for version in self._storages]
-        self._storages = [version for version in living if version]
-        nbytes = sum(nbytes for version in self._storages for _, nbytes in version)
+        storages = {StorageWeakRef(p.untyped_storage()): p.untyped_storage().nbytes() for p in self.parameters}
+        living = [{ref: size for ref, size in version.items() if not ref.expired()} for version in self._storages]
+        others = [version for version in living if version and not version.keys() & storages.keys()]
+        self._storages = [*others, storages]
+        nbytes = sum(size for version in self._storages for size in version.values())
         self.peak_versions = max(self.peak_versions, len(self._storages))
         self.peak_nbytes = max(self.peak_nbytes, nbytes + self._frozen_nbytes)

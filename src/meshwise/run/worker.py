@@ -49,7 +49,7 @@ def main() -> None:
     writer = RankWriter(job.folder, rank)
     writer.beat(0, "imports")
     writer.event("start", pid=os.getpid(), coordinates=job.strategy.mesh.coordinates(rank))
-    _die_with_parents()
+    die_with_parents()
     _answer_signals(job.folder, rank)
     code = 0
     try:
@@ -144,7 +144,7 @@ def _answer_signals(folder: Path, rank: int) -> None:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
-def _die_with_parents() -> None:
+def die_with_parents() -> None:
     """Ends this process when torchrun or the launcher is gone: the kernel does so on Linux, and a watching thread."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

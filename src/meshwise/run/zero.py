@@ -174,8 +174,8 @@ class ZeroReplication:
         if self.stage == 2 and self.num_micro_batches > 1 and self.rounds_done < self.num_micro_batches:
             bucket = self.buckets[self.next_bucket]
             raise StrategyError(
-                f"a parameter among {', '.join(bucket.names)} got no gradient in some micro-batch, and zero=2 sends every "
-                "micro-batch's gradients as they come; use zero=1, or micro_batches=1"
+                f"a parameter among {', '.join(bucket.names)} got no gradient in some micro-batch, and zero=2 sends "
+                "every micro-batch's gradients as they come; use zero=1, or micro_batches=1"
             )
         while self.next_bucket < len(self.buckets):
             bucket = self.buckets[self.next_bucket]

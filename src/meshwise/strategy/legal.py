@@ -47,8 +47,8 @@ def _check_batch(strategy: Strategy, global_batch_size: int) -> None:
         below, above = global_batch_size // parts * parts, (global_batch_size // parts + 1) * parts
         nearest = f"{below} or {above}" if below else f"{above}"
         raise StrategyError(
-            f"{strategy}: a global batch of {global_batch_size} does not divide into data {strategy.data_parallel_size} × "
-            f"micro_batches {strategy.num_micro_batches} = {parts}; use a global batch of {nearest}"
+            f"{strategy}: a global batch of {global_batch_size} does not divide into data "
+            f"{strategy.data_parallel_size} × micro_batches {strategy.num_micro_batches} = {parts}; use a global batch of {nearest}"
         )
 
 
@@ -59,8 +59,8 @@ def _check_pipeline(strategy: Strategy, facts: ModelFacts) -> None:
         raise StrategyError(f"{strategy}: {facts.name} {facts.no_pipeline}")
     if strategy.num_stages > facts.num_layers:
         raise StrategyError(
-            f"{strategy}: {facts.name} has {facts.num_layers} layers, fewer than the {strategy.num_stages} stages asked "
-            f"for; use at most {facts.num_layers} stages"
+            f"{strategy}: {facts.name} has {facts.num_layers} layers, fewer than the {strategy.num_stages} stages "
+            f"asked for; use at most {facts.num_layers} stages"
         )
 
 

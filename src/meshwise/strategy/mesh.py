@@ -1,7 +1,7 @@
 """A mesh: ranks on named axes.
 
-Axis order is outermost first, ``pipeline × data × tensor``: the ranks of a tensor group are neighbours (they talk most),
-the stages of a pipeline are farthest apart (they talk least).
+Axis order is outermost first, ``pipeline × data × tensor``: the ranks of a tensor group are neighbours (they talk
+most), the stages of a pipeline are farthest apart (they talk least).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SPLITS = ("column", "row", "vocabulary", "channel", "sequence", "position", "fil
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Modules whose name matches ``pattern`` (shell style) are split so; ``blocks`` fused parts are split one by one."""
+    """Modules whose name matches ``pattern`` (shell style) are split so; each of ``blocks`` fused parts by itself."""
 
     pattern: str
     split: str
