@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.profiler import record_function
 
 from meshwise.errors import ModelError, RunError, StrategyError
 from meshwise.run.checkpointing import run_checkpointed
@@ -215,7 +216,7 @@ class PipeDream:
             stage_input = inputs.to(self._device)
         else:
             stage_input = self._messages.take_activation(number, shape).requires_grad_()
-        with self._autocast():
+        with record_function("meshwise.forward"), self._autocast():
             run = _StageRun(self.stage, leaves, copy_input=self._copy_input)
             output = run_checkpointed(run, stage_input, mode=self.strategy.checkpointing)
             if self._link.is_last:
@@ -244,7 +245,8 @@ class PipeDream:
         if self.strategy.checkpointing != "none":
             batch.run.spare_buffers()
         if wanted and batch.output.requires_grad:
-            found = list(torch.autograd.grad(batch.output, wanted, gradient, allow_unused=True))
+            with record_function("meshwise.backward"):
+                found = list(torch.autograd.grad(batch.output, wanted, gradient, allow_unused=True))
         if with_input:
             input_gradient = found.pop(0)
             if input_gradient is None:
@@ -275,7 +277,8 @@ class PipeDream:
         if self.groups.size("data") > 1:
             gradients = _average(gradients, self._versions.parameters, self.groups)
         self._gradient_nbytes = max(self._gradient_nbytes, sum(g.nbytes for g in gradients if g is not None))
-        self._versions.update(gradients, oldest_needed=self._oldest_needed(draining=draining))
+        with record_function("meshwise.update"):
+            self._versions.update(gradients, oldest_needed=self._oldest_needed(draining=draining))
 
     def _oldest_needed(self, *, draining: bool) -> int:
         """Versions only grow with the micro-batch, so the next backward's is the oldest."""
