@@ -1,6 +1,6 @@
 """``meshwise``: the commands, each imported only when it is used, and what becomes of what they raise.
 
-Exit codes: 0 done, 1 something went wrong while running, 2 something asked for cannot be, 130 Ctrl-C, 143 terminated.
+Exit codes: 0 done, 1 something went wrong while running, 2 something asked for cannot be, 130 Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -50,10 +50,6 @@ app.command(
 )
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as a batch system sends it: clean up as for Ctrl-C."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and ends the process with its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -77,8 +73,6 @@ def run(arguments: Sequence[str]) -> int:
             raise
         extra = "report" if error.name == "altair" else "torch"
         return _complain(f"{error.name} is not installed; pip install 'meshwise[{extra}]'", 2)
-    except Terminated:
-        return _complain("terminated", 143)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:
@@ -106,4 +100,5 @@ def _parse_message(message: str, arguments: Sequence[str]) -> str:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise Terminated
+    """SIGTERM, as batch systems send it, cleans up as Ctrl-C does."""
+    raise KeyboardInterrupt

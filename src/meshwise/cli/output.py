@@ -62,16 +62,9 @@ def records_content(records: Sequence[Record]) -> dict[str, Any]:
     return {"records": [summary.model_dump(mode="json") for summary in summarise(records)]}
 
 
-def verification_content(proof: Verification, *, strategy: Strategy, tolerance: float) -> dict[str, Any]:
-    return {
-        "strategy": strategy.text,
-        "num_devices": strategy.num_devices,
-        "identical": proof.identical,
-        "worst": proof.worst,
-        "worst_name": proof.worst_name,
-        "tolerance": tolerance,
-        "description": proof.describe(),
-    }
+def verification_content(proof: Verification, *, strategy: Strategy) -> dict[str, Any]:
+    about = {"strategy": strategy.text, "num_devices": strategy.num_devices, "description": proof.describe()}
+    return {**about, **proof.model_dump(mode="json")}
 
 
 def _finite(value: Any) -> Any:

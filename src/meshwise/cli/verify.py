@@ -60,7 +60,7 @@ def verify(
         tolerance=tolerance,
     )
     if json:
-        output.print_json(output.verification_content(proof, strategy=resolved, tolerance=tolerance))
+        output.print_json(output.verification_content(proof, strategy=resolved))
     else:
         print(f"{resolved} on {count} devices: {proof.describe()}")
     return 0 if proof.identical else 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from meshwise.bench.survey import Survey
 from meshwise.cli import main
 from meshwise.errors import DataError, RankError
 from meshwise.record import Record
+from meshwise.run.verify import Verification
 from meshwise.strategy import PRESETS, Strategy
 
 
@@ -116,7 +115,6 @@ def test_ctrl_c_shows_what_there_is_and_exits_130(runs: Runs, capsys: pytest.Cap
         (DataError("text:/no is not there;\n use stdlib"), 2, "meshwise: text:/no is not there; use stdlib\n"),
         (RankError("rank 1 was killed at step 3"), 1, "meshwise: rank 1 was killed at step 3\n"),
         (KeyboardInterrupt(), 130, "meshwise: interrupted\n"),
-        (main.Terminated(), 143, "meshwise: terminated\n"),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             2,
@@ -190,17 +188,29 @@ def test_verify_exits_by_its_verdict(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def prove(**options: Any) -> Any:
+    def prove(**options: Any) -> Verification:
         asked.update(options)
-        return SimpleNamespace(identical=identical, worst=3e-15, worst_name="wte", describe=lambda: "the verdict")
+        return Verification(
+            identical=identical,
+            tolerance=options["tolerance"],
+            num_steps=options["num_steps"],
+            worst=3e-15 if identical else 0.5,
+            worst_name="wte",
+            first_name="" if identical else "wte",
+            first_difference=0.5,
+            losses=[2.0],
+            reference_losses=[2.0],
+            notes=[],
+        )
 
-    monkeypatch.setitem(sys.modules, "meshwise.run.verify", SimpleNamespace(verify=prove))
+    monkeypatch.setattr("meshwise.run.verify.verify", prove)
     assert main.run(["verify", "m", "--strategy", "data=2,tensor=2", "--steps", "5", "--clip-norm", "1"]) == code
     assert asked["strategy"] == Strategy(data_parallel_size=2, tensor_parallel_size=2)
     assert (asked["num_steps"], asked["clip_norm"]) == (5, 1.0)
-    assert "the verdict" in capsys.readouterr().out
+    assert ("identical to 3e-15" if identical else "wte is the first tensor off") in capsys.readouterr().out
     assert main.run(["verify", "m", "--strategy", "zero1", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["identical"] is identical
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["identical"], shown["strategy"], shown["tolerance"]) == (identical, "zero=1,data=2", 1e-12)
 
 
 def test_report_refuses_to_overwrite_a_file_it_was_not_told_to(
