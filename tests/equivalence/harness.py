@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -53,7 +54,8 @@ def spawn(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout
                         f"ranks {sorted(set(range(num_ranks)) - set(found))} gave no answer; exit codes "
                         f"{[process.exitcode for process in processes]}"
                     )
-                rank, ok, value = results.get()
+                rank, ok, payload = results.get()
+                value = pickle.loads(payload)
                 if not ok:
                     raise AssertionError(f"rank {rank} failed:\n{value}")
                 found[rank] = value
@@ -101,5 +103,6 @@ def _rank_main(
         answer = (rank, True, function(rank, *arguments))
     except Exception:
         answer = (rank, False, traceback.format_exc())
-    results.put(answer)
+    # Pickled here: torch's own way over a queue hands out shared memory that dies with this process.
+    results.put((*answer[:2], pickle.dumps(answer[2])))
     os._exit(0)

@@ -9,7 +9,6 @@ schedule       →  Accumulate | Pipeline | PipeDream
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwise.errors import StrategyError
 from meshwise.run.batch_norm import synchronise_batch_norm
 from meshwise.run.chain import blocks_of, chain_of, cut, facts
-from meshwise.run.checkpointing import run_checkpointed
+from meshwise.run.checkpointing import checkpoint_blocks
 from meshwise.run.collectives import Group
 from meshwise.run.data_parallel import DataParallel, ReducedAtEnd
 from meshwise.run.executor import Executor, Loss, OptimizerFactory
@@ -75,6 +75,11 @@ def parallelize(
     resolved = _resolve(strategy, world_size)
     check(resolved, facts(module, type(module).__name__), chosen.global_batch_size or _any_batch(resolved))
     device = torch.device(chosen.device or default_device())
+    if resolved.asynchronous and chosen.clip_norm > 0:
+        raise StrategyError(
+            f"{resolved} with clip_norm={chosen.clip_norm} cannot be: stages update at different times, so there is no "
+            "moment at which a norm over all of them exists; use clip_norm=0, or schedule=1f1b"
+        )
     groups = build_groups(resolved.mesh, device)
     if resolved.precision == "fp64":
         module = module.double()
@@ -122,7 +127,8 @@ class _Builder:
                 device=groups.device,
             )
         if strategy.checkpointing != "none":
-            _checkpoint_blocks(parts, strategy.checkpointing)
+            for part in parts:
+                checkpoint_blocks(blocks_of(part), strategy.checkpointing)
         tied_group = self._tied_group(owners)
         named = self._named(parts, names, layouts, owners)
         built = Built(
@@ -236,10 +242,3 @@ def _resolve(strategy: Strategy | str, world_size: int) -> Strategy:
 
 def _any_batch(strategy: Strategy) -> int:
     return strategy.data_parallel_size * strategy.num_micro_batches
-
-
-def _checkpoint_blocks(parts: Sequence[nn.Module], mode: str) -> None:
-    """Each layer keeps only its input (``selective``: and matrix products) for backward."""
-    for part in parts:
-        for block in blocks_of(part):
-            block.forward = functools.partial(run_checkpointed, block.forward, mode=mode)  # type: ignore[method-assign]

@@ -55,6 +55,7 @@ class SynchronisedBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
         self.eps, self.momentum, self.group = source.eps, source.momentum, group
         self.num_features = source.num_features
+        self.track_running_stats = source.track_running_stats
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -73,7 +74,12 @@ class SynchronisedBatchNorm(nn.Module):
         return normalised * self.weight.view(shape) + self.bias.view(shape)
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if (
+            not self.track_running_stats
+            or self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
             return
         with torch.no_grad():
             self.num_batches_tracked += 1

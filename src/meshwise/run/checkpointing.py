@@ -6,11 +6,13 @@ of its bytes) and recomputes the rest [Korthikanti 2022].
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 _KEPT_NAMES = (
@@ -35,15 +37,43 @@ def kept_operators() -> tuple[Any, ...]:
     return tuple(packet.default for packet in packets)
 
 
-def run_checkpointed(function: Callable[..., Any], *arguments: Any, mode: str) -> Any:
+def run_checkpointed(function: Callable[..., Any], *arguments: Any, mode: str, layer: nn.Module | None = None) -> Any:
     """``function(*arguments)`` with its activations kept as ``mode`` says: ``none``, ``full`` or ``selective``.
 
     Under ``full`` and ``selective`` backward calls ``function`` a second time: it must read the same weights then, and
-    must not change state a second time.
+    must not change state a second time. Batch norms of ``layer`` see to the latter themselves.
     """
-    if mode == "none":
+    if mode == "none" or not torch.is_grad_enabled():
         return function(*arguments)
-    if mode == "full":
-        return checkpoint(function, *arguments, use_reentrant=False)
-    contexts = functools.partial(create_selective_checkpoint_contexts, list(kept_operators()))
+    contexts = functools.partial(_contexts, mode, layer)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
+
+
+def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
+    """Makes each of ``blocks`` keep only its input (``selective``: and matrix products) for backward, in place."""
+    for block in blocks:
+        block.forward = functools.partial(run_checkpointed, block.forward, mode=mode, layer=block)
+
+
+def _contexts(mode: str, layer: nn.Module | None) -> tuple[Any, Any]:
+    """What to enter around the forward, and around its recomputation."""
+    forward: Any = contextlib.nullcontext()
+    again: Any = contextlib.nullcontext()
+    if mode == "selective":
+        forward, again = create_selective_checkpoint_contexts(list(kept_operators()))
+    return forward, _recomputing(again, layer)
+
+
+@contextlib.contextmanager
+def _recomputing(context: Any, layer: nn.Module | None) -> Iterator[None]:
+    """The samples have been counted: batch norms normalise alike and leave their running statistics alone."""
+    layers: Iterable[Any] = layer.modules() if layer is not None else ()
+    norms = [module for module in layers if getattr(module, "track_running_stats", False)]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        with context:
+            yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True

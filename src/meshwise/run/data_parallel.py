@@ -5,6 +5,7 @@ Gradients lie in buckets that are all-reduced while backward still runs; every r
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from meshwise.run.collectives import Group, all_reduce_coalesced
 from meshwise.run.executor import OptimizerFactory
 from meshwise.run.replication import GradientPart, Named, Replica
+
+# torch 2.14 renamed the option that keeps DDP from broadcasting buffers before every forward.
+_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
 
 
 class DataParallel(Replica):
@@ -23,7 +28,7 @@ class DataParallel(Replica):
     ) -> None:
         super().__init__(parts, named, optimizer, replicas=replicas)
         self.wrapped = [
-            DistributedDataParallel(part, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+            DistributedDataParallel(part, process_group=group, gradient_as_bucket_view=True, **_NO_BUFFERS)
             for part in parts
         ]
         self.modules = list(self.wrapped)

@@ -258,7 +258,7 @@ class _Splitter:
         layout = Layout(dim=0, full_size=layer.weight.shape[0])
         weight_rows = part_ranges(layout, self.index, self.size)[0]
         if isinstance(layer, nn.Embedding):
-            weight = self.part(f"{name}.weight", layer.weight, layout)
+            weight = self.part(f"{name}.weight", layer.get_parameter("weight"), layout)
             self.replace(name, SplitEmbedding(layer, weight, first=weight_rows.start, group=self.group))
             return
         full_size = int(layer.weight.shape[0])
