@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ def test_the_command_line_is_the_frozen_one() -> None:
 
 def test_the_public_names_are_the_frozen_ones() -> None:
     assert public_names() == NAMES.read_text(encoding="utf-8"), _AGAIN
+
+
+def test_every_public_name_can_be_had() -> None:
+    for line in public_names().split():
+        module, _, name = line.rpartition(".")
+        assert getattr(importlib.import_module(module), name) is not None
 
 
 def documents() -> list[Path]:

@@ -66,14 +66,19 @@ def _contexts(mode: str, layer: nn.Module | None) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _recomputing(context: Any, layer: nn.Module | None) -> Iterator[None]:
-    """The samples have been counted: batch norms normalise alike and leave their running statistics alone."""
+    """The samples have been counted: batch norms do as before and leave their running statistics alone.
+
+    With a momentum of zero, not with tracking off: the same operators must save the same tensors.
+    """
     layers: Iterable[Any] = layer.modules() if layer is not None else ()
     norms = [module for module in layers if getattr(module, "track_running_stats", False)]
+    kept = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
     try:
         with context:
             yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, momentum, num_batches in kept:
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(num_batches)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +18,7 @@ from meshwise.run.replication import GradientPart, Named, Replica
 
 # torch 2.14 renamed the option that keeps DDP from broadcasting buffers before every forward.
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
+_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
 
 
 class DataParallel(Replica):
