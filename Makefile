@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/meshwise survey gpt2-tiny --data stdlib --devices 1,2 --steps 24 --out demo-run --replace
+	$(BIN)/meshwise survey gpt2-tiny --data stdlib --devices 1,2 --steps 24 --evaluate-every 8 --out demo-run --replace
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest

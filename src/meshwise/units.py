@@ -69,13 +69,19 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
     return f"{_significant(value, digits)} {unit}"
 
 
+def convert(value: float, given: str, wanted: str) -> float:
+    """``value`` in the unit ``given`` as a number of units ``wanted``: ``convert(1500, "ns", "µs") == 1.5``."""
+    base = given.removeprefix("µ").removeprefix("n").removeprefix("m") or given
+    return value * parse(f"1 {given}", base) / parse(f"1 {wanted}", base)
+
+
 def _significant(value: float, digits: int) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{decimals}f}"
 
 
 def _example(unit: str) -> str:
-    return {"B": "GiB", "s": "ms", "FLOP": "GFLOP", "FLOP/s": "TFLOP/s", "B/s": "GB/s"}.get(unit, unit)
+    return {"B": "GiB", "s": "s", "FLOP": "GFLOP", "FLOP/s": "TFLOP/s", "B/s": "GB/s"}.get(unit, unit)
 
 
 def common_unit(values: Iterable[float | None], unit: str) -> tuple[float, str]:

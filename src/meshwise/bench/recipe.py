@@ -58,6 +58,7 @@ class Recipe:
             optimizer=self.optimizer,
             clip_norm=options.clip_norm,
             seed=options.seed + repeat,
+            split_seed=options.seed,
             repeat=repeat,
             scaling=options.scaling,
             target=options.target,
@@ -101,7 +102,7 @@ def look_up(options: SurveyOptions) -> Recipe:
         data=data.name,
         global_batch_size=options.global_batch_size or task.default_global_batch_size,
         optimizer=merged(options.optimizer, task.optimizer),
-        facts=facts(module, options.model),
+        facts=facts(module, options.model, sequence_length=task.sequence_length),
         num_train_samples=len(data.train),
         notes=_notes(options.optimizer, task.optimizer),
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwise.units import convert
+
 KEPT = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime")
 """Categories of events worth showing; memory events, arrows and the profiler's own bookkeeping are left out."""
 
@@ -67,7 +69,7 @@ def rank_name(rank: int, coordinates: dict[str, int]) -> str:
 
 def _time(trace: dict[str, Any], microseconds: float) -> float:
     """µs since the epoch, which the ranks of one machine share."""
-    return trace["base"] / 1000 + microseconds
+    return convert(trace["base"], "ns", "µs") + microseconds
 
 
 def _main_thread(events: Sequence[dict[str, Any]]) -> Any:

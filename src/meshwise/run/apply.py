@@ -73,7 +73,10 @@ def parallelize(
     chosen = Options(**options)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     resolved = _resolve(strategy, world_size)
-    check(resolved, facts(module, type(module).__name__), chosen.global_batch_size or _any_batch(resolved))
+    example = chosen.example
+    length = example.shape[1] if example is not None and example.dim() == 2 else None
+    known = facts(module, type(module).__name__, sequence_length=length)
+    check(resolved, known, chosen.global_batch_size or _any_batch(resolved))
     device = torch.device(chosen.device or default_device())
     if resolved.asynchronous and chosen.clip_norm > 0:
         raise StrategyError(

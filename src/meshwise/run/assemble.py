@@ -175,7 +175,7 @@ def _last_validation(curve: list[CurvePoint]) -> dict[str, float]:
     if not curve:
         return {}
     last = curve[-1]
-    values = {"loss": last.validation_loss, "perplexity": last.perplexity, "accuracy": last.accuracy}
+    values = {"validation_loss": last.validation_loss, "perplexity": last.perplexity, "accuracy": last.accuracy}
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 

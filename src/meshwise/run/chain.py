@@ -113,13 +113,16 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return list(largest) if largest is not None else []
 
 
-def facts(module: nn.Module, name: str) -> ModelFacts:
+def facts(module: nn.Module, name: str, *, sequence_length: int | None = None) -> ModelFacts:
     """What ``strategy.legal.check`` needs; the module may live on the meta device."""
     table = table_for(module)
+    sizes = tensor_sizes(module)
+    if sequence_length is not None and any(rule.split == "sequence" for _, rule in table):
+        sizes.append(("positions in a sequence", sequence_length))
     return ModelFacts(
         name=name,
         num_layers=len(chain_of(module)) if has_chain(module) else 0,
-        tensor_sizes=tuple(tensor_sizes(module)),
+        tensor_sizes=tuple(sizes),
         no_pipeline="" if has_chain(module) else _NO_CHAIN,
         no_tensor=""
         if table

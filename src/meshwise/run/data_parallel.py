@@ -15,10 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from meshwise.run.collectives import Group, all_reduce_coalesced
 from meshwise.run.executor import OptimizerFactory
 from meshwise.run.replication import GradientPart, Named, Replica
+from meshwise.run.zero import BUCKET_BYTES
 
 # torch 2.14 renamed the option that keeps DDP from broadcasting buffers before every forward.
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False
+}
 
 
 class DataParallel(Replica):
@@ -47,8 +50,6 @@ class ReducedAtEnd(Replica):
     so DDP would leave replicas apart.
     """
 
-    BUCKET_BYTES = 25 * 2**20
-
     def __init__(
         self, parts: Sequence[nn.Module], named: Named, optimizer: OptimizerFactory, *, group: Group, replicas: int
     ) -> None:
@@ -62,7 +63,7 @@ class ReducedAtEnd(Replica):
         for part in gradients:
             bucket.append(part.tensor)
             size += part.tensor.numel() * part.tensor.element_size()
-            if size >= self.BUCKET_BYTES:
+            if size >= BUCKET_BYTES:
                 all_reduce_coalesced(bucket, self.group)
                 bucket, size = [], 0
         all_reduce_coalesced(bucket, self.group)

@@ -38,6 +38,7 @@ class Job(BaseModel):
         target: (metric, value) whose first reaching is ``time_to_target``, e.g. ("perplexity", 12.0).
         stop_at_target: whether training ends there; else it goes on to the steps asked for.
         folder: where this run's files go.
+        split_seed: of the division into training and validation samples; ``seed`` is of weights and order.
         watchdog: seconds without progress after which a rank counts as hung.
         device: ``auto`` takes CUDA devices where there is one for every rank, else processes on the CPU.
         deterministic: deterministic kernels.
@@ -64,6 +65,7 @@ class Job(BaseModel):
     optimizer: OptimizerSettings = OptimizerSettings()
     clip_norm: float = 0.0
     seed: int = 0
+    split_seed: int = 0
     repeat: int = 0
     scaling: str = "strong"
     target: tuple[str, float] | None = None

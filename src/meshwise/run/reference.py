@@ -27,10 +27,11 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Losses of every step and the parameters after the last, by original name."""
+    """Losses of every step, the parameters after the last by original name, and sets of names that share a weight."""
 
     losses: list[float]
     parameters: dict[str, Tensor]
+    tied: list[set[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def train_reference(module: nn.Module, batches: Sequence[Batch], recipe: Recipe)
             nn.utils.clip_grad_norm_(module.parameters(), recipe.clip_norm)
         optimizer.step()
         losses.append(float(total))
-    return Trained(losses=losses, parameters=_named(module))
+    return Trained(losses=losses, parameters=_named(module), tied=_tied(module))
 
 
 def sample_sets(inputs: Tensor, targets: Tensor, strategy: Strategy) -> Iterator[Batch]:
@@ -99,7 +100,8 @@ def _train_asynchronous(module: nn.Module, batches: Sequence[Batch], recipe: Rec
                 for stage in stages:
                     stage.update(replicas * per_update)
         losses.append(total / (replicas * strategy.num_micro_batches))
-    return Trained(losses=losses, parameters={n: t for stage in stages for n, t in stage.named().items()})
+    named = {name: tensor for stage in stages for name, tensor in stage.named().items()}
+    return Trained(losses=losses, parameters=named, tied=[])
 
 
 def _gradients(stages: Sequence[_Stage], versions: Sequence[int], batch: Batch, loss: Loss) -> float:
@@ -151,3 +153,10 @@ def _stages(module: nn.Module, recipe: Recipe) -> list[_Stage]:
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in module.named_parameters(remove_duplicate=False)}
+
+
+def _tied(module: nn.Module) -> list[set[str]]:
+    names: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name)
+    return [group for group in names.values() if len(group) > 1]

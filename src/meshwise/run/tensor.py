@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwise.errors import StrategyError
 from meshwise.run.collectives import CopyIn, GatherIn, GatherOut, Group, ReduceOut, ScatterOut, all_reduce
 from meshwise.strategy.shard import TABLES, Layout, Rule, chain_splits, part_ranges, rule_for
 
@@ -175,6 +176,11 @@ def split_module(module: nn.Module, group: Group, *, gather_vocabulary: bool) ->
     splitter = _Splitter(module, group, gather_vocabulary)
     for name, rule in table_for(module):
         splitter.apply(name, rule)
+    if not splitter.layouts:
+        raise StrategyError(
+            f"no layer of {type(module).__name__} has outputs that tensor={splitter.size} divides; "
+            "use a smaller tensor size, or data parallelism"
+        )
     return TensorSplit(
         layouts=splitter.layouts,
         vocabulary_first=splitter.vocabulary_first,

@@ -128,7 +128,7 @@ def _set_up(job: Job, device: torch.device, *, writer: RankWriter, parallelize: 
     samples = data.load(
         job.data,
         task=task,
-        seed=job.seed,
+        seed=job.split_seed,
         train_samples=job.train_samples,
         validation_samples=job.validation_samples,
     )

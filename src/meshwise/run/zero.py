@@ -22,8 +22,9 @@ from meshwise.errors import StrategyError
 from meshwise.run.collectives import Group, Pending, all_gather, reduce_scatter
 from meshwise.run.executor import Held, OptimizerFactory
 from meshwise.run.replication import GradientKind, GradientPart, Named, state_bytes, total_bytes
+from meshwise.units import parse
 
-BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES = int(parse("25 MiB", "B"))
 """As DDP's default bucket: large enough for bandwidth, small enough to start before backward ends."""
 
 MAX_BUCKETS_IN_FLIGHT = 2

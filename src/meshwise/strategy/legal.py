@@ -48,7 +48,8 @@ def _check_batch(strategy: Strategy, global_batch_size: int) -> None:
         nearest = f"{below} or {above}" if below else f"{above}"
         raise StrategyError(
             f"{strategy}: a global batch of {global_batch_size} does not divide into data "
-            f"{strategy.data_parallel_size} × micro_batches {strategy.num_micro_batches} = {parts}; use a global batch of {nearest}"
+            f"{strategy.data_parallel_size} × micro_batches {strategy.num_micro_batches} = {parts}; "
+            f"use a global batch of {nearest}"
         )
 
 
