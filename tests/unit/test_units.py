@@ -34,7 +34,7 @@ def test_reads_numbers_with_units(text: str, unit: str, value: float) -> None:
     ("text", "unit", "message"),
     [
         ("80", "B", "'80' has no unit; write '80 GiB'"),
-        ("80 GiB", "s", "'80 GiB' is not in s; write '80 ms'"),
+        ("80 GiB", "s", "'80 GiB' is not in s; write '80 s'"),
         ("80 XB", "B", "'80 XB' has the unknown prefix 'X'; use one of k M G T P or Ki Mi Gi Ti"),
         ("much", "B", "'much' is not a quantity; write a number and a unit, such as '1.5 GiB'"),
     ],

@@ -21,6 +21,9 @@ Group = dist.ProcessGroup
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+# gloo learnt all_to_all with lists after torch 2.11 (absent there, present in 2.13).
+_GLOO_EXCHANGES_LISTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
 
 class Pending(Protocol):
     """A collective under way."""
@@ -47,7 +50,7 @@ def all_gather(output: Tensor, part: Tensor, group: Group) -> Pending:
     On gloo by pairwise exchange, which moves the same bytes as its ring and takes half the time (``benchmarks/``).
     """
     with logical_kind("all_gather"):
-        if dist.get_backend(group) != "gloo":
+        if dist.get_backend(group) != "gloo" or not _GLOO_EXCHANGES_LISTS:
             return _started(_all_gather_single(output, part, group=group, async_op=True))
         size = dist.get_world_size(group)
         return _started(dist.all_to_all(list(output.chunk(size)), [part.clone()] * size, group=group, async_op=True))

@@ -67,7 +67,7 @@ class Pipeline(Synchronous):
             self.shape, self.schedule = inputs.shape, self._build_schedule()
         self.replication.begin(count)
         losses: list[Tensor] = []
-        arguments = (inputs,) if self.is_first else ()
+        arguments = (inputs.contiguous(),) if self.is_first else ()
         ending = {"target": targets, "losses": losses} if self.is_last else {}
         with self.precision(), record_function("meshwise.pipeline"):
             self.schedule.step(*arguments, **ending, return_outputs=False)

@@ -58,6 +58,11 @@ def _check_pipeline(strategy: Strategy, facts: ModelFacts) -> None:
         return
     if facts.no_pipeline:
         raise StrategyError(f"{strategy}: {facts.name} {facts.no_pipeline}")
+    if strategy.schedule == "1f1b" and strategy.num_micro_batches < strategy.pipeline_parallel_size:
+        raise StrategyError(
+            f"{strategy}: {strategy.num_micro_batches} micro-batches never fill "
+            f"{strategy.pipeline_parallel_size} stages; use micro_batches={strategy.pipeline_parallel_size} or more, or schedule=gpipe"
+        )
     if strategy.num_stages > facts.num_layers:
         raise StrategyError(
             f"{strategy}: {facts.name} has {facts.num_layers} layers, fewer than the {strategy.num_stages} stages "

@@ -329,11 +329,6 @@ def _check(strategy: Strategy) -> None:
             f"pipedream-2bw with micro_batches={strategy.num_micro_batches} needs at least as many micro-batches as "
             f"stages; use micro_batches={strategy.pipeline_parallel_size}"
         )
-    if strategy.schedule == "1f1b" and strategy.num_micro_batches < strategy.pipeline_parallel_size:
-        raise StrategyError(
-            f"1f1b with micro_batches={strategy.num_micro_batches} never fills {strategy.pipeline_parallel_size} "
-            f"stages; use micro_batches={strategy.pipeline_parallel_size} or more, or schedule=gpipe"
-        )
     if strategy.schedule == "interleaved" and strategy.num_micro_batches % strategy.pipeline_parallel_size:
         size = strategy.pipeline_parallel_size
         raise StrategyError(

@@ -26,7 +26,7 @@ def one_f_one_b(size: int, num_micro_batches: int = 4, **values: int) -> Strateg
         (Strategy(), GPT, 1),
         (Strategy(tensor_parallel_size=6), GPT, 3),
         (Strategy(tensor_parallel_size=3, data_parallel_size=2), GPT, 4),
-        (one_f_one_b(6), GPT, 8),
+        (one_f_one_b(6, num_micro_batches=8), GPT, 8),
         (one_f_one_b(4, data_parallel_size=2), VGG, 16),
         (Strategy(data_parallel_size=4, batch_norm="sync"), INCEPTION, 8),
     ],
