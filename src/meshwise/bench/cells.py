@@ -141,7 +141,7 @@ def _cell(
     global_batch_size = base * strategy.data_parallel_size if options.scaling == "weak" else base
     refused = ""
     try:
-        check(strategy, facts, global_batch_size)
+        check(strategy, facts, global_batch_size, clip_norm=options.clip_norm)
     except StrategyError as error:
         if wanted:
             raise

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwise.errors import StrategyError
 from meshwise.run.batch_norm import synchronise_batch_norm
 from meshwise.run.chain import blocks_of, chain_of, cut, facts
 from meshwise.run.checkpointing import checkpoint_blocks
@@ -76,13 +75,8 @@ def parallelize(
     example = chosen.example
     length = example.shape[1] if example is not None and example.dim() == 2 else None
     known = facts(module, type(module).__name__, sequence_length=length)
-    check(resolved, known, chosen.global_batch_size or _any_batch(resolved))
+    check(resolved, known, chosen.global_batch_size or _any_batch(resolved), clip_norm=chosen.clip_norm)
     device = torch.device(chosen.device or default_device())
-    if resolved.asynchronous and chosen.clip_norm > 0:
-        raise StrategyError(
-            f"{resolved} with clip_norm={chosen.clip_norm} cannot be: stages update at different times, so there is no "
-            "moment at which a norm over all of them exists; use clip_norm=0, or schedule=1f1b"
-        )
     groups = build_groups(resolved.mesh, device)
     if resolved.precision == "fp64":
         module = module.double()

@@ -116,7 +116,7 @@ def verify(
     parts = strategy.data_parallel_size * strategy.num_micro_batches
     task = get_task(model)
     batch = global_batch_size or 2 * parts
-    check(strategy, _facts(task), batch)
+    check(strategy, _facts(task), batch, clip_norm=clip_norm)
     with tempfile.TemporaryDirectory(prefix="meshwise-verify-") as folder:
         claim = Claim(
             model=model,

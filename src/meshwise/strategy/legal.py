@@ -28,12 +28,18 @@ class ModelFacts:
     has_batch_norm: bool = False
 
 
-def check(strategy: Strategy, facts: ModelFacts, global_batch_size: int) -> None:
+def check(strategy: Strategy, facts: ModelFacts, global_batch_size: int, *, clip_norm: float = 0.0) -> None:
     """Passes in silence, or says which number does not fit and the nearest legal ones.
 
     Raises:
-        StrategyError: layers, heads, widths or the global batch do not divide as the strategy needs.
+        StrategyError: layers, heads, widths or the global batch do not divide as the strategy needs, or gradients are
+            to be clipped (``clip_norm`` above 0) where no global norm exists.
     """
+    if strategy.asynchronous and clip_norm > 0:
+        raise StrategyError(
+            f"{strategy} with a clip norm of {clip_norm} cannot be: stages update at different times, so there is no "
+            "moment at which a norm over all of them exists; use no clip norm, or schedule=1f1b"
+        )
     _check_batch(strategy, global_batch_size)
     _check_pipeline(strategy, facts)
     _check_tensor(strategy, facts)
@@ -60,8 +66,8 @@ def _check_pipeline(strategy: Strategy, facts: ModelFacts) -> None:
         raise StrategyError(f"{strategy}: {facts.name} {facts.no_pipeline}")
     if strategy.schedule == "1f1b" and strategy.num_micro_batches < strategy.pipeline_parallel_size:
         raise StrategyError(
-            f"{strategy}: {strategy.num_micro_batches} micro-batches never fill "
-            f"{strategy.pipeline_parallel_size} stages; use micro_batches={strategy.pipeline_parallel_size} or more, or schedule=gpipe"
+            f"{strategy}: {strategy.num_micro_batches} micro-batches never fill {strategy.pipeline_parallel_size} "
+            f"stages; use micro_batches={strategy.pipeline_parallel_size} or more, or schedule=gpipe"
         )
     if strategy.num_stages > facts.num_layers:
         raise StrategyError(
