@@ -20,6 +20,8 @@ GLOBAL_BATCH_SIZE = 64
 
 def main(strategy: str) -> None:
     if "RANK" in os.environ:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group()
     torch.manual_seed(0)  # the same weights and the same sample order on every process
     layers = [nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
@@ -31,9 +33,9 @@ def main(strategy: str) -> None:
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32) / 16
-    labels = torch.tensor(digits.target)
-
+    device = executor.groups.device
+    images = torch.tensor(digits.images, dtype=torch.float32, device=device) / 16
+    labels = torch.tensor(digits.target, device=device)
     replicas, own = executor.groups.size("data"), executor.groups.index("data")
     for epoch in range(5):
         order = torch.randperm(1500, generator=torch.Generator().manual_seed(epoch))

@@ -125,3 +125,10 @@ def test_synchronised_batch_norm_sees_the_whole_batch(text: str) -> None:
 @pytest.mark.parametrize("text", ["tensor", "1f1b", "zero3"])
 def test_a_residual_network_trains_as_one(text: str) -> None:
     check("resnet", text, 2)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "cnn"])
+@pytest.mark.parametrize("text", ["pipedream", "pipedream-vsync", "pipedream-2bw"])
+def test_stale_weights_are_the_papers(model: str, text: str) -> None:
+    worst = spawn(worst_difference, 2, model, text, 0.0, "momentum")[0]
+    assert worst == 0.0
