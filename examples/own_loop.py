@@ -32,8 +32,7 @@ def main(strategy: str) -> None:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
-    digits = load_digits()
-    device = executor.groups.device
+    digits, device = load_digits(), executor.groups.device
     images = torch.tensor(digits.images, dtype=torch.float32, device=device) / 16
     labels = torch.tensor(digits.target, device=device)
     replicas, own = executor.groups.size("data"), executor.groups.index("data")
@@ -47,8 +46,7 @@ def main(strategy: str) -> None:
         if found is not None and own == 0:  # None where the last stage is not
             print(f"epoch {epoch + 1}: accuracy {found.num_correct / found.num_targets:.3f}")
 
-    weights = executor.state()  # whole, under the names of your module, on rank 0
-    if weights:
+    if weights := executor.state():  # whole, under the names of your module, on rank 0
         print(f"{executor.strategy}: {sum(w.numel() for w in weights.values()):,} parameters", flush=True)
     if dist.is_initialized():
         dist.barrier()

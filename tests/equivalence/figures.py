@@ -18,8 +18,8 @@ HEAD = f"""# Same training, proven
 
 Worst relative difference between the parallel run and one process after {STEPS} steps in float64, over the losses of
 all steps and every parameter (largest difference over largest entry). Momentum SGD, gradients clipped at 0.5
-(PipeDream: not clipped), dropout off, deterministic kernels, global batch 16. The tests hold every figure to {TOLERANCE:.0e}, with
-AdamW too. Written by `python tests/equivalence/figures.py docs/equivalence.md`.
+(PipeDream: not clipped), dropout off, deterministic kernels, global batch 16. The tests hold every figure to
+{TOLERANCE:.0e}, with AdamW too. Written by `python tests/equivalence/figures.py docs/equivalence.md`.
 
 * Nothing is bit-identical where sums are taken in another order (over replicas, tensor parts or micro-batches); that is
   all that is left, a few units in the last place, and it does not grow with the number of devices.
