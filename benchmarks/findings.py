@@ -24,17 +24,17 @@ PIPELINES = ("1f1b", "pipedream", "pipedream-vsync", "pipedream-2bw")
 
 PARTS: dict[str, dict[str, Any]] = {
     "curves-gpt2": {
-        "model": "gpt2-tiny", "strategies": (*SYNCHRONOUS, *PIPELINES), "devices": (4,), "num_steps": 200,
-        "evaluate_every": 20, "repeats": 3, "trace": False,
-    },
-    "curves-vgg": {
-        "model": "vgg16-tiny", "data": "digits", "strategies": (*SYNCHRONOUS, *PIPELINES), "devices": (4,),
-        "num_steps": 160, "evaluate_every": 20, "repeats": 3, "trace": False,
+        "model": "gpt2-tiny", "strategies": (*SYNCHRONOUS, *PIPELINES), "devices": (4,), "num_steps": 160,
+        "evaluate_every": 40, "validation_samples": 256, "repeats": 3, "trace": False,
     },
     "weak-gpt2": {
-        "model": "gpt2-tiny", "strategies": ("data",), "devices": (1, 2, 4, 8), "scaling": "weak",
-        "global_batch_size": 8, "train_samples": 6400, "num_steps": 400, "evaluate_every": 10, "repeats": 3,
-        "target": ("perplexity", 14.0), "stop_at_target": True, "trace": False,
+        "model": "gpt2-tiny", "strategies": ("data",), "devices": (1, 2, 4), "scaling": "weak",
+        "global_batch_size": 8, "train_samples": 6400, "num_steps": 400, "evaluate_every": 20, "repeats": 3,
+        "validation_samples": 128, "target": ("perplexity", 14.0), "stop_at_target": True, "trace": False,
+    },
+    "curves-vgg": {
+        "model": "vgg16-tiny", "data": "digits", "strategies": ("data", "zero3", *PIPELINES), "devices": (4,),
+        "num_steps": 120, "evaluate_every": 40, "repeats": 3, "trace": False,
     },
     "memory-gpt2-small": {
         "model": "gpt2-small", "strategies": SYNCHRONOUS, "devices": (2, 4), "num_steps": 3, "untimed_steps": 1,
@@ -52,7 +52,9 @@ def main() -> None:
             continue
         folder = arguments.out / name
         if not (folder / "records.jsonl").exists():
-            run_survey(SurveyOptions(out=folder, **settings), observer=display())
+            survey = run_survey(SurveyOptions(out=folder, **settings), observer=display())
+            if survey.interrupted:
+                raise SystemExit(130)
         found[name] = read_lines(folder / "records.jsonl")
     text = "\n\n".join(_page(found))
     if arguments.write:

@@ -126,6 +126,8 @@ class _Builder:
         if strategy.checkpointing != "none":
             for part in parts:
                 checkpoint_blocks(blocks_of(part), strategy.checkpointing)
+        if strategy.precision == "bf16":
+            self._mix_precision(parts)
         tied_group = self._tied_group(owners)
         named = self._named(parts, names, layouts, owners)
         built = Built(
@@ -219,6 +221,13 @@ class _Builder:
         if self.strategy.num_virtual_stages > 1:
             return ReducedAtEnd(parts, named, self.optimizer, group=group, replicas=replicas)
         return DataParallel(parts, named, self.optimizer, group=group, replicas=replicas)
+
+    def _mix_precision(self, parts: Sequence[nn.Module]) -> None:
+        """Forward and loss under autocast; backward follows the types of the forward and must stay outside."""
+        mixed = torch.autocast(self.groups.device.type, dtype=torch.bfloat16)
+        for part in parts:
+            part.forward = mixed(part.forward)  # type: ignore[method-assign]
+        self.loss = mixed(self.loss)
 
     def _seed(self, split: TensorSplit | None) -> None:
         """Dropout: other masks on every replica and stage; the same over a tensor group unless it splits sequences."""

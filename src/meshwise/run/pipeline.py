@@ -69,7 +69,7 @@ class Pipeline(Synchronous):
         losses: list[Tensor] = []
         arguments = (inputs.contiguous(),) if self.is_first else ()
         ending = {"target": targets, "losses": losses} if self.is_last else {}
-        with self.precision(), record_function("meshwise.pipeline"):
+        with record_function("meshwise.pipeline"):
             self.schedule.step(*arguments, **ending, return_outputs=False)
         norm = self.finish_step()
         loss = torch.stack([loss.detach() for loss in losses]).sum() if self.is_last else None
@@ -79,7 +79,7 @@ class Pipeline(Synchronous):
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Evaluation | None:
         self.prepare_evaluation()
         outputs: Any = None
-        with evaluation_mode(self.built.parts), self.precision():
+        with evaluation_mode(self.built.parts):
             for number, part in zip(self.indices, self.built.parts):
                 x = inputs if number == 0 else self._receive(number)
                 outputs = part(x)

@@ -6,7 +6,6 @@ Also what a flushed pipeline shares with them: finishing gradients, clipping, up
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -81,11 +80,6 @@ class Synchronous:
             for part in self.built.parts:
                 average_running_statistics(part, self.groups.group("data"))
 
-    def precision(self) -> AbstractContextManager[object]:
-        if self.strategy.precision == "bf16":
-            return torch.autocast(self.groups.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
     def evaluation(self, outputs: Tensor, targets: Tensor) -> Evaluation:
         loss = self.built.loss(outputs, targets)
         if self.built.outputs_whole:
@@ -116,7 +110,7 @@ class Accumulate(Synchronous):
         losses = []
         for index, (x, y) in enumerate(zip(inputs.chunk(count), targets.chunk(count))):
             self.replication.before_micro_batch(last=index == count - 1)
-            with record_function("meshwise.forward"), self.precision():
+            with record_function("meshwise.forward"):
                 loss = self.built.loss(module(x), y) / count
             with record_function("meshwise.backward"):
                 loss.backward()
@@ -128,7 +122,7 @@ class Accumulate(Synchronous):
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Evaluation:
         self.prepare_evaluation()
-        with evaluation_mode(self.built.parts), self.precision():
+        with evaluation_mode(self.built.parts):
             # The unwrapped part: replicas may hold different numbers of samples, and DDP has nothing to do here.
             return self.evaluation(self.built.parts[0](inputs), targets)
 
