@@ -1,4 +1,4 @@
-"""bf16 is autocast around forward and loss, whatever the strategy: the losses of a plain autocast loop, up to rounding."""
+"""bf16 is autocast around forward and loss under every strategy: a plain autocast loop's losses, up to rounding."""
 
 from __future__ import annotations
 
