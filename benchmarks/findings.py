@@ -61,7 +61,7 @@ def main() -> None:
             survey = run_survey(SurveyOptions(out=folder, **settings), observer=display())
             if survey.interrupted:
                 raise SystemExit(130)
-        found[name] = read_lines(folder / "records.jsonl")
+        found[name] = [r for r in read_lines(folder / "records.jsonl") if r.status != "interrupted"]
     text = "\n\n".join(_page(found))
     if arguments.write:
         arguments.write.write_text(text + "\n", encoding="utf-8")
