@@ -43,7 +43,7 @@ class Bucket:
     offsets: list[int]
     shard: nn.Parameter
     gradient: Tensor | None = None
-    arrived: int = 0
+    arrived: list[int] = field(default_factory=list)
     shard_gradient: Tensor | None = None
     pending: tuple[Pending, Tensor] | None = field(default=None)
 
@@ -71,9 +71,9 @@ class ZeroReplication:
         self.num_micro_batches = num_micro_batches
         self.next_bucket = self.rounds_done = 0
         for bucket in self.buckets:
-            bucket.arrived = 0
+            bucket.arrived = []
             bucket.shard.grad = bucket.shard_gradient = None
-            if bucket.gradient is not None:
+            if bucket.gradient is not None and num_micro_batches > 1:
                 bucket.gradient.zero_()
 
     def before_micro_batch(self, *, last: bool) -> None:
@@ -144,23 +144,29 @@ class ZeroReplication:
         if gradient is None:
             return
         parameter.grad = None
-        if bucket.gradient is None:
-            bucket.gradient = torch.zeros_like(bucket.flat)
-        offset = bucket.offsets[position]
-        target = bucket.gradient[offset : offset + gradient.numel()].view(gradient.shape)
+        target = self._slot(bucket, position)
         if self.stage == 1 and self.num_micro_batches > 1:
             target.add_(gradient)
         else:
             target.copy_(gradient)
-        bucket.arrived += 1
+        bucket.arrived.append(position)
         self._launch_ready()
+
+    def _slot(self, bucket: Bucket, position: int) -> Tensor:
+        """Where the gradient of a bucket's parameter goes. New buckets hold zeros only where nothing will be written."""
+        if bucket.gradient is None:
+            add_up = self.stage == 1 and self.num_micro_batches > 1
+            bucket.gradient = torch.zeros_like(bucket.flat) if add_up else torch.empty_like(bucket.flat)
+            bucket.gradient[bucket.offsets[-1] + bucket.parameters[-1].numel() :] = 0
+        parameter, offset = bucket.parameters[position], bucket.offsets[position]
+        return bucket.gradient[offset : offset + parameter.numel()].view(parameter.shape)
 
     def _launch_ready(self) -> None:
         """Sends buckets that are complete, always in the same order on every rank."""
         rounds = self.num_micro_batches if self.stage == 1 else 1
         while self.next_bucket < len(self.buckets):
             bucket = self.buckets[self.next_bucket]
-            if bucket.arrived < rounds * len(bucket.parameters):
+            if len(bucket.arrived) < rounds * len(bucket.parameters):
                 return
             self._launch(bucket)
         self.rounds_done += 1
@@ -168,7 +174,7 @@ class ZeroReplication:
             # The next micro-batch fills the buckets anew.
             self.next_bucket = 0
             for bucket in self.buckets:
-                bucket.arrived = 0
+                bucket.arrived = []
 
     def _launch_rest(self) -> None:
         """Sends what unused parameters kept back, with zeros in their place."""
@@ -180,8 +186,8 @@ class ZeroReplication:
             )
         while self.next_bucket < len(self.buckets):
             bucket = self.buckets[self.next_bucket]
-            if bucket.gradient is None:
-                bucket.gradient = torch.zeros_like(bucket.flat)
+            for position in set(range(len(bucket.parameters))) - set(bucket.arrived):
+                self._slot(bucket, position).zero_()
             self._launch(bucket)
 
     def _launch(self, bucket: Bucket) -> None:
