@@ -153,7 +153,7 @@ class ZeroReplication:
         self._launch_ready()
 
     def _slot(self, bucket: Bucket, position: int) -> Tensor:
-        """Where the gradient of a bucket's parameter goes. New buckets hold zeros only where nothing will be written."""
+        """Where the gradient of a bucket's parameter goes; a new buffer is zero only where nothing will be written."""
         if bucket.gradient is None:
             add_up = self.stage == 1 and self.num_micro_batches > 1
             bucket.gradient = torch.zeros_like(bucket.flat) if add_up else torch.empty_like(bucket.flat)
