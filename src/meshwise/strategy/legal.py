@@ -80,6 +80,11 @@ def _check_tensor(strategy: Strategy, facts: ModelFacts) -> None:
     size = strategy.tensor_parallel_size
     if size == 1:
         return
+    if strategy.asynchronous:
+        raise StrategyError(
+            f"{strategy}: {strategy.schedule} keeps weight versions of whole layers, which tensor={size} would split; "
+            "use schedule=1f1b with the tensor axis, or tensor=1"
+        )
     if facts.no_tensor:
         raise StrategyError(f"{strategy}: {facts.name} {facts.no_tensor}")
     for name, count in facts.tensor_sizes:

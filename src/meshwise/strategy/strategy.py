@@ -324,11 +324,6 @@ def _check(strategy: Strategy) -> None:
             f"{strategy.schedule} keeps whole weight versions on every stage, which zero={strategy.zero_stage} would "
             "shard; use schedule=1f1b with ZeRO, or zero=0"
         )
-    if strategy.asynchronous and strategy.tensor_parallel_size > 1:
-        raise StrategyError(
-            f"{strategy.schedule} with tensor={strategy.tensor_parallel_size} is not offered: its versions of split "
-            "weights have not been proven; use tensor=1, or schedule=1f1b with the tensor axis"
-        )
     if strategy.schedule == "pipedream-2bw" and strategy.num_micro_batches < strategy.pipeline_parallel_size:
         raise StrategyError(
             f"pipedream-2bw with micro_batches={strategy.num_micro_batches} needs at least as many micro-batches as "

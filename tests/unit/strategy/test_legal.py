@@ -99,3 +99,11 @@ def test_stages_of_an_interleaved_pipeline_count_together() -> None:
     strategy = Strategy(pipeline_parallel_size=4, schedule="interleaved", num_virtual_stages=2, num_micro_batches=4)
     with pytest.raises(StrategyError, match="fewer than the 8 stages"):
         check(strategy, GPT, 4)
+
+
+def test_an_asynchronous_pipeline_has_no_tensor_axis_and_no_clipping() -> None:
+    stale = Strategy(pipeline_parallel_size=2, tensor_parallel_size=2, schedule="pipedream")
+    with pytest.raises(StrategyError, match="use schedule=1f1b with the tensor axis"):
+        check(stale, GPT, 4)
+    with pytest.raises(StrategyError, match="use no clip norm, or schedule=1f1b"):
+        check(Strategy(pipeline_parallel_size=2, schedule="pipedream"), GPT, 4, clip_norm=1.0)
