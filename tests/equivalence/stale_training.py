@@ -4,8 +4,10 @@
     pipedream-vsync   w_s(t+1) = w_s(t) - ν ∇f(w_0(t-n+1), …, w_{n-1}(t-n+1))
     pipedream-2bw     W(t+1)   = W(t)   - ν ∇f(W(t-1))                          [Narayanan 2021, section 3.1]
 
-Versions before the first are the first. Nothing here knows of processes, messages, or of when a copy can be saved.
-Also the models and batches on which an executor is held against it.
+Versions before the first are the first. In the model ``tied`` the last stage's output layer is the first stage's
+embedding: it is computed with the first stage's version, and its gradient is added to the embedding's. Nothing here
+knows of processes, messages, or of when a copy can be saved. Also the models and batches on which an executor is held
+against it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,20 @@ def build_stages(case: Case) -> list[nn.Module]:
     torch.manual_seed(3)
     parts = [part.double() for part in quarters(case.model)]
     size = len(parts) // case.num_stages
-    return [nn.Sequential(*parts[index * size : (index + 1) * size]) for index in range(case.num_stages)]
+    stages: list[nn.Module] = [
+        nn.Sequential(*parts[index * size : (index + 1) * size]) for index in range(case.num_stages)
+    ]
+    for (home, name), (other, other_name) in ties(case):
+        stages[other].get_parameter(other_name).data = stages[home].get_parameter(name).detach().clone()
+    return stages
+
+
+def ties(case: Case) -> list[tuple[tuple[int, str], tuple[int, str]]]:
+    """Stage and name of a weight, and of its second use."""
+    if case.model != "tied":
+        return []
+    last = case.num_stages - 1
+    return [((0, "0.token.weight"), (last, f"{4 // case.num_stages - 1}.1.weight"))]
 
 
 def build_batches(case: Case) -> list[list[tuple[Tensor, Tensor]]]:
@@ -105,7 +120,7 @@ def build_batches(case: Case) -> list[list[tuple[Tensor, Tensor]]]:
 
 
 def make_batch(model: str, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    if model == "gpt":
+    if model in ("gpt", "tied"):
         tokens = torch.randint(VOCABULARY, (size, SEQUENCE + 1), generator=generator)
         return tokens[:, :-1], tokens[:, 1:]
     shape = (size, 6) if model == "mlp" else (size, 2, 6, 6)
@@ -154,18 +169,28 @@ def simulate(case: Case) -> tuple[list[float], list[dict[str, Tensor]], list[nn.
         totals: list[list[list[Tensor]]] = []
         for number, per_replica in enumerate(stream):
             used = [versions[s][base + version_used(case, s, number)] for s in range(case.num_stages)]
+            for (home, name), (other, other_name) in ties(case):
+                used[other] = used[other] | {other_name: used[home][name]}
             outcomes = [_gradients(stages, used, *data) for stages, data in zip(replicas, per_replica)]
             values.append(outcomes[0][0])
+            for (home, name), (other, other_name) in ties(case):
+                i, j = list(used[home]).index(name), list(used[other]).index(other_name)
+                for _, gradients in outcomes:
+                    gradients[home][i] = gradients[home][i] + gradients[other][j]
             totals = _sum(totals, [gradients for _, gradients in outcomes])
             if (number + 1) % per_update:
                 continue
             for s, (master, optimizer) in enumerate(zip(masters, optimizers)):
                 step = min(first + (number + case.num_stages - 1 - s) // case.num_micro_batches, end - 1)
                 optimizer.param_groups[0]["lr"] = case.learning_rate(step)
-                for index, parameter in enumerate(master.parameters()):
+                for index, (key, parameter) in enumerate(master.named_parameters()):
+                    if any((s, key) == second for _, second in ties(case)):
+                        continue
                     means = [total[s][index] / per_update for total in totals]
                     parameter.grad = sum(means[1:], means[0]) / case.num_replicas
                 optimizer.step()
+                for (home, name), (other, other_name) in ties(case):
+                    masters[other].get_parameter(other_name).data.copy_(masters[home].get_parameter(name).data)
                 versions[s].append(_snapshot(master))
             totals = []
         losses += [float(torch.stack(part).mean()) for part in _in_parts(values, case.num_micro_batches)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import spawn
-from stale_training import Case, build_batches, build_optimizer, build_stages, loss, make_batch, simulate
+from stale_training import Case, build_batches, build_optimizer, build_stages, loss, make_batch, simulate, ties
 from torch import nn
 
 from meshwise.errors import ModelError, RunError, StrategyError
@@ -45,7 +45,7 @@ def cases(model: str, num_stages: int) -> list[Case]:
 def replicated_cases() -> list[Case]:
     return [
         Case(model=model, num_stages=2, schedule=schedule, num_micro_batches=2, optimizer="adam", num_replicas=2)
-        for model in ("mlp", "cnn")
+        for model in ("mlp", "cnn", "tied")
         for schedule in VERSIONS
     ]
 
@@ -73,7 +73,8 @@ def build_executor(case: Case, **changes: Any) -> PipeDream:
     index = groups.index("pipeline")
     stage = build_stages(case)[index]
     names = {name: f"stage{index}.{name}" for name in stage.state_dict()}
-    values = {"stage": stage, "stage_names": names, "loss": loss} | changes
+    tied = [dict(uses) for uses in ties(case)]
+    values = {"stage": stage, "stage_names": names, "loss": loss, "tied": tied} | changes
     return PipeDream(
         strategy=strategy,
         groups=groups,
@@ -110,7 +111,7 @@ def train_one(case: Case) -> dict[str, Any]:
         "parameters": sum(p.nbytes for p in executor.stage.parameters()),
         "evaluations": evaluations,
         "training": all(module.training for module in executor.stage.modules()),
-        "notes": executor.notes,
+        "updated": sum(p.nbytes for group in executor.optimizer.param_groups for p in group["params"]),
     }
 
 
@@ -155,7 +156,7 @@ def assert_same_training(case: Case, ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["evaluations"] == [None, None]
 
 
-ALL = [case for model in ("mlp", "cnn", "gpt") for num_stages in (2, 4) for case in cases(model, num_stages)]
+ALL = [case for model in ("mlp", "cnn", "gpt", "tied") for num_stages in (2, 4) for case in cases(model, num_stages)]
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
@@ -174,10 +175,13 @@ def test_keeps_as_many_weight_versions_as_the_theory_says(case: Case) -> None:
     for rank, versions in zip(ranks, measured):
         held = rank["held"]
         assert held.weight_versions == versions
-        assert held.parameters == versions * rank["parameters"]
-        assert held.gradients == rank["parameters"]
+        borrowed = rank["parameters"] - rank["updated"]
+        # what is borrowed comes in the versions in use and the one about to arrive
+        assert held.parameters == versions * rank["updated"] + 2 * borrowed
+        if case.model != "tied":
+            assert held.gradients == rank["parameters"]
         # momentum: one number per weight; Adam: two, and a step count per tensor
-        copies = held.optimizer_state // rank["parameters"]
+        copies = held.optimizer_state // rank["updated"]
         assert copies == (1 if case.optimizer == "sgd" else 2)
 
 
@@ -234,28 +238,68 @@ def test_a_stage_does_not_wait_for_the_next_to_take_its_activation() -> None:
     assert spawn(run_ahead, 3, timeout=60)[2] > 0
 
 
-def train_tied(rank: int) -> tuple[list[str], dict[str, float]]:
-    case = Case(model="gpt", num_stages=2, schedule="pipedream", num_micro_batches=1, optimizer="sgd")
-    original = "transformer.wte.weight"
-    stages = [nn.Sequential(nn.Embedding(11, 8)), nn.Sequential()]
-    stages[1].add_module("lm_head", nn.Linear(8, 11, bias=False))
-    stage = stages[rank].double()
-    with torch.no_grad():
-        next(stage.parameters()).fill_(0.5)
-    names = dict.fromkeys(stage.state_dict(), original)
-    executor = build_executor(case, stage=stage, stage_names=names)
-    executor.step(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[2, 3], [4, 5]]))
+def train_shared_by_three(rank: int) -> tuple[dict[str, Any], float, int]:
+    """Linear layers of 4 stages; those of stages 1, 2 and 3 are one."""
+    case = Case(model="mlp", num_stages=4, schedule="pipedream-vsync", num_micro_batches=2, optimizer="sgd")
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(6, 6, bias=False)).double() for _ in range(4)]
+    for stage in stages[2:]:
+        stage[0].weight.data = stages[1][0].weight.detach().clone()
+    names = {"0.weight": f"stage{rank}.weight"}
+    executor = build_executor(case, stage=stages[rank], stage_names=names, tied=[dict.fromkeys((1, 2, 3), "0.weight")])
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(3):
+        executor.step(*make_batch("mlp", 4, generator))
     executor.flush()
-    return executor.notes, {name: float(tensor.abs().sum()) for name, tensor in executor.state().items()}
+    after_flush = executor.state()
+    result = executor.step(*make_batch("mlp", 4, generator))  # its first micro-batch sees what the flush left
+    executor.flush()
+    state = {name: tensor.numpy() for name, tensor in after_flush.items()}
+    return state, 0.0 if result.loss is None else float(result.loss), len(executor.optimizer.state)
 
 
-def test_weights_tied_across_stages_are_untied_and_said_so() -> None:
-    (notes, state), (other_notes, _) = spawn(train_tied, 2)
-    assert notes == other_notes
-    assert len(notes) == 1
-    assert notes[0].startswith("transformer.wte.weight is on stages 0 and 1 and is untied")
-    assert set(state) == {"transformer.wte.weight", "lm_head.weight"}
-    assert state["transformer.wte.weight"] != state["lm_head.weight"]
+def test_a_weight_of_three_stages_has_one_value_and_the_sum_of_their_gradients() -> None:
+    ranks = spawn(train_shared_by_three, 4)
+    state, losses, optimized = ranks[0][0], [rank[1] for rank in ranks], [rank[2] for rank in ranks]
+    torch.manual_seed(0)
+    weights = [nn.Linear(6, 6, bias=False).double().weight.detach().clone() for _ in range(4)][:2]
+    case = Case(model="mlp", num_stages=4, schedule="pipedream-vsync", num_micro_batches=2, optimizer="sgd")
+    generator = torch.Generator().manual_seed(4)
+    batches = [make_batch("mlp", 4, generator) for _ in range(4)]
+    micro_batches = [pair for x, y in batches for pair in zip(x.chunk(2), y.chunk(2))]
+    parameters = [nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = build_optimizer(case, parameters)
+    versions = [weights]
+    for number, (inputs, targets) in enumerate(micro_batches[:6]):
+        first, shared = (w.clone().requires_grad_() for w in versions[max(0, number - 3)])
+        value = loss(inputs @ first.T @ shared.T @ shared.T @ shared.T, targets)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(value, [first, shared])):
+            parameter.grad = gradient
+        optimizer.step()
+        versions.append([p.detach().clone() for p in parameters])
+    first, shared = versions[-1]
+    for name, found in state.items():
+        torch.testing.assert_close(torch.as_tensor(found), first if name == "stage0.weight" else shared)
+    assert (state["stage1.weight"] == state["stage2.weight"]).all()
+    assert (state["stage1.weight"] == state["stage3.weight"]).all()
+    expected = [loss(x @ first.T @ shared.T @ shared.T @ shared.T, y) for x, y in micro_batches[6:]]
+    assert losses[3] == pytest.approx(float(torch.stack(expected).mean()))
+    assert optimized == [1, 1, 0, 0]
+
+
+def train_undeclared(rank: int) -> str:
+    case = Case(model="tied", num_stages=2, schedule="pipedream", num_micro_batches=1, optimizer="sgd")
+    (home, name), (_, other_name) = ties(case)[0]
+    try:
+        build_executor(case, stage_names={name if rank == home else other_name: "wte.weight"}, tied=[])
+    except ModelError as caught:
+        return str(caught)
+    return ""
+
+
+def test_a_weight_of_two_stages_is_not_trained_as_two() -> None:
+    for message in spawn(train_undeclared, 2):
+        assert message == ("wte.weight is on stages 0 and 1 and would be trained as two weights; name it in tied")
 
 
 def train_bf16(rank: int) -> tuple[str, list[float]]:
@@ -309,15 +353,9 @@ def test_refusals_say_what_would_work() -> None:
         assert flight.endswith("call flush() first")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        (Strategy(pipeline_parallel_size=2, schedule="1f1b", num_micro_batches=4), "use pipedream, pipedream-vsync"),
-        (Strategy(pipeline_parallel_size=2, tensor_parallel_size=2, schedule="pipedream"), "use schedule=1f1b"),
-    ],
-)
-def test_strategies_of_other_executors_are_refused(strategy: Strategy, reason: str) -> None:
-    with pytest.raises(StrategyError, match=reason):
+def test_synchronous_strategies_are_refused() -> None:
+    strategy = Strategy(pipeline_parallel_size=2, schedule="1f1b", num_micro_batches=4)
+    with pytest.raises(StrategyError, match="use pipedream, pipedream-vsync"):
         PipeDream(
             stage=nn.Linear(2, 2),
             stage_names={},

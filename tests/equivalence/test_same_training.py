@@ -132,3 +132,14 @@ def test_a_residual_network_trains_as_one(text: str) -> None:
 def test_stale_weights_are_the_papers(model: str, text: str) -> None:
     worst = spawn(worst_difference, 2, model, text, 0.0, "momentum")[0]
     assert worst == 0.0
+
+
+@pytest.mark.parametrize("text", ["pipedream", "pipedream-vsync", "pipedream-2bw"])
+def test_stale_weights_stay_tied_on_four_processes(text: str) -> None:
+    worst = spawn(worst_difference, 4, "gpt2", text, 0.0, "momentum")[0]
+    assert worst == 0.0
+
+
+def test_replicas_of_stale_pipelines_train_as_one() -> None:
+    check("gpt2", "data=2,pipeline=2,schedule=pipedream", 4)
+    check("gpt2", "data=2,pipeline=2,schedule=pipedream-2bw", 4)

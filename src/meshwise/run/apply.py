@@ -30,6 +30,7 @@ from meshwise.run.pipeline import Part, Pipeline, original_names
 from meshwise.run.replication import GradientKind, Named, Replica, Replication
 from meshwise.run.synchronous import Accumulate, Built
 from meshwise.run.tensor import TensorSplit, split_module
+from meshwise.run.tied_weights import Tie, ties_between
 from meshwise.run.zero import ZeroReplication
 from meshwise.strategy import Strategy, parse
 from meshwise.strategy.legal import check
@@ -103,6 +104,7 @@ class _Builder:
     ) -> None:
         self.module, self.strategy, self.groups = module, strategy, groups
         self.loss, self.optimizer, self.options = loss, optimizer, options
+        self.ties: list[Tie] = []
 
     def build(self) -> Executor:
         strategy, groups = self.strategy, self.groups
@@ -122,6 +124,7 @@ class _Builder:
                 loss=self.loss,
                 optimizer=self.optimizer,
                 device=groups.device,
+                tied=self.ties,
             )
         if strategy.checkpointing != "none":
             for part in parts:
@@ -160,6 +163,7 @@ class _Builder:
             return [self.module], {}
         example = None if self.strategy.tensor_parallel_size > 1 else self.options.example
         stages = [Part(links) for links in cut(chain_of(self.module), self.strategy.num_stages, example)]
+        self.ties = ties_between(stages)
         owners: dict[int, set[int]] = {}
         for number, stage in enumerate(stages):
             for parameter in stage.parameters():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +34,10 @@ from meshwise.run.executor import Evaluation, Held, Loss, OptimizerFactory, Step
 from meshwise.run.groups import Groups
 from meshwise.run.pipedream_messages import Messages
 from meshwise.run.point_to_point import STATE, Shape, StageLink
+from meshwise.run.tied_weights import Tie, TiedWeights
 from meshwise.run.weight_versions import WeightVersions
 from meshwise.strategy import Strategy
-from meshwise.strategy.schedule import forward_version, warm_up_forwards
+from meshwise.strategy.schedule import forward_version, micro_batches_per_update, warm_up_forwards
 
 Gradients = list[Tensor | None]
 
@@ -59,15 +60,15 @@ class PipeDream:
     Only weights have versions: buffers (batch-norm statistics) are the stage's own, updated once by every forward.
     There is no gradient clipping: a norm over all stages would be of gradients that never exist at one time.
 
-    Weights that the whole model ties across stages (GPT-2's embedding and head) are untied: stages update at
-    different times, the papers do not treat it, and an exchange of both gradients would make the stages wait for each
-    other. Each stage updates its own copy; ``notes`` says which.
+    Weights that the whole model ties across stages (GPT-2's embedding and head) stay tied, a case the papers do not
+    treat: the first stage that uses one updates it, with the gradients of all; the others use its version of the same
+    micro-batch (``tied_weights``). They hold two or more versions of that weight besides those of their own weights.
 
     Attributes:
         stage: this rank's part of the model; its parameters are the newest weights.
         optimizer: over the stage's trainable parameters; its learning rate may change between steps.
-        notes: what a user should know of this run, in sentences.
-        max_weight_versions: most versions of this stage's weights that were alive at one time, counted by storage.
+        max_weight_versions: most versions of the weights this stage updates that were alive at one time, counted by
+            storage.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class PipeDream:
         loss: Loss,
         optimizer: OptimizerFactory,
         device: torch.device,
+        tied: Sequence[Tie] = (),
     ) -> None:
         """Called by all ranks at the same time.
 
@@ -91,23 +93,28 @@ class PipeDream:
             loss: used on the last stage.
             optimizer: makes one for this stage's parameters.
             device: where ``stage`` is.
+            tied: the trainable weights that stages share, the same on all ranks; every stage has an equal copy.
 
         Raises:
-            StrategyError: the strategy is synchronous or has a tensor axis.
-            ModelError: ``stage_names`` has a name that the stage has not.
+            StrategyError: the strategy is synchronous.
+            ModelError: ``stage_names`` or ``tied`` has a name that the stage has not, or a weight of two stages is in
+                ``stage_names`` and not in ``tied``.
         """
         _check(strategy, stage, stage_names)
         self.strategy = strategy
         self.groups = groups
         self.stage = stage
-        self.optimizer = optimizer([p for p in stage.parameters() if p.requires_grad] or [nn.Parameter(torch.empty(0))])
         self._loss = loss
         self._device = device
-        self._link = StageLink(groups)
+        self._link = StageLink(groups, tied=bool(tied))
         self._messages = Messages(self._link)
-        self._versions = WeightVersions(stage, self.optimizer)
+        self._tied = TiedWeights(tied, stage, strategy=strategy, link=self._link)
+        borrowed = self._tied.borrowed
+        updated = [p for name, p in stage.named_parameters() if p.requires_grad and name not in borrowed]
+        self.optimizer = optimizer(updated or [nn.Parameter(torch.empty(0))])
+        self._versions = WeightVersions(stage, self.optimizer, borrowed=borrowed)
         self._warm_up = warm_up_forwards(self._link.stage, self._link.num_stages)
-        self._per_update = strategy.num_micro_batches if strategy.schedule == "pipedream-2bw" else 1
+        self._per_update = micro_batches_per_update(strategy)
         self._in_flight: deque[_InFlight] = deque()
         self._gradients: Gradients | None = None
         self._gradients_owned = False
@@ -116,7 +123,7 @@ class PipeDream:
         self._first_version = 0  # updates before it
         # An in-place first module may not write into a leaf that wants a gradient; it is given a copy.
         self._copy_input = any(getattr(module, "inplace", False) for module in stage.modules())
-        self._state_names, self.notes = _gather_names(stage, stage_names, self._link, groups)
+        self._state_names = _gather_names(stage, stage_names, tied, groups)
 
     @property
     def max_weight_versions(self) -> int:
@@ -152,9 +159,12 @@ class PipeDream:
 
     def flush(self) -> None:
         """Finishes the micro-batches in flight; the next step fills the pipeline anew with the newest weights."""
+        self._tied.begin_flush()
         while self._in_flight:
             self._backward(draining=True)
         self._messages.settle()
+        newest = self._versions.newest
+        self._tied.finish_flush(newest - self._first_version, self._versions.leaves(newest))
         self._num_admitted = 0
         self._first_version = self._versions.newest
         self._versions.forget(before=self._first_version)
@@ -178,8 +188,7 @@ class PipeDream:
     def state(self) -> dict[str, Tensor]:
         """The newest weights of every stage of the first replica, on rank 0. Call ``flush`` first.
 
-        A weight that the whole model ties across stages comes twice: the first stage's under the model's name, a later
-        stage's under its name within the stage (``lm_head.weight``).
+        A weight that stages share comes once under each of its names.
         """
         if self.groups.index("data"):
             return {}
@@ -196,11 +205,12 @@ class PipeDream:
         return whole
 
     def held(self) -> Held:
-        """``parameters`` counts every weight version alive at the peak."""
+        """``parameters`` counts every weight version alive at the peak, ``gradients`` those of tied weights on their
+        way from stage to stage; ``weight_versions`` is of the weights this stage updates."""
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         return Held(
-            parameters=self._versions.peak_nbytes,
-            gradients=self._gradient_nbytes,
+            parameters=self._versions.peak_nbytes + self._tied.version_nbytes,
+            gradients=self._gradient_nbytes + self._tied.gradient_nbytes,
             optimizer_state=sum(value.nbytes for value in state if isinstance(value, Tensor)),
             weight_versions=self.max_weight_versions,
         )
@@ -211,7 +221,7 @@ class PipeDream:
     def _forward(self, inputs: Tensor, targets: Tensor) -> None:
         number, shape = self._num_admitted, Shape.of(inputs)
         version = self._first_version + forward_version(self.strategy, self._link.stage, number)
-        leaves = self._versions.leaves(version)
+        leaves = self._versions.leaves(version) | self._tied.leaves(number)
         if self._link.is_first:
             stage_input = inputs.to(self._device)
         else:
@@ -235,9 +245,10 @@ class PipeDream:
         self._accumulate(gradients)
         if (number + 1) % self._per_update == 0:
             self._update(draining=draining)
+        self._tied.forget(before=self._in_flight[0].number if self._in_flight else self._num_admitted)
 
     def _differentiate(self, batch: _InFlight) -> Gradients:
-        """Gradients of the weights used in forward; sends the input's to the stage before."""
+        """Gradients of the weights that this stage updates; sends the input's to the stage before."""
         gradient = None if self._link.is_last else self._messages.take_gradient(batch.number)
         with_input = [] if self._link.is_first else [batch.input]
         wanted = [*with_input, *batch.leaves.values()]
@@ -252,6 +263,10 @@ class PipeDream:
             if input_gradient is None:
                 input_gradient = torch.zeros_like(batch.input)
             self._messages.give_gradient(batch.number, input_gradient)
+        own = len(self._versions.names)
+        self._tied.give_gradients(batch.number, found[own:])
+        del found[own:]
+        self._tied.add_gradients(batch.number, self._versions.names, found)
         return found
 
     def _accumulate(self, gradients: Gradients) -> None:
@@ -279,6 +294,9 @@ class PipeDream:
         self._gradient_nbytes = max(self._gradient_nbytes, sum(g.nbytes for g in gradients if g is not None))
         with record_function("meshwise.update"):
             self._versions.update(gradients, oldest_needed=self._oldest_needed(draining=draining))
+        if not draining:
+            newest = self._versions.newest
+            self._tied.publish(newest - self._first_version, self._versions.leaves(newest))
 
     def _oldest_needed(self, *, draining: bool) -> int:
         """Versions only grow with the micro-batch, so the next backward's is the oldest."""
@@ -315,11 +333,6 @@ class _StageRun:
 def _check(strategy: Strategy, stage: nn.Module, stage_names: dict[str, str]) -> None:
     if not strategy.asynchronous:
         raise StrategyError(f"{strategy} is no asynchronous pipeline; use pipedream, pipedream-vsync or pipedream-2bw")
-    if strategy.tensor_parallel_size > 1:
-        raise StrategyError(
-            f"{strategy}: {strategy.schedule} keeps weight versions of whole layers, which "
-            f"tensor={strategy.tensor_parallel_size} would split; use schedule=1f1b with it, or tensor=1"
-        )
     missing = sorted(set(stage_names) - set(_named_tensors(stage)))
     if missing:
         raise ModelError(f"the stage has no {missing[0]!r}; name its own parameters and buffers in stage_names")
@@ -333,28 +346,23 @@ def _named_tensors(stage: nn.Module) -> dict[str, Tensor]:
 
 
 def _gather_names(
-    stage: nn.Module, stage_names: dict[str, str], link: StageLink, groups: Groups
-) -> tuple[list[dict[str, str]], list[str]]:
-    """For every stage: name in the stage → key in ``state()``; and a note for each weight tied across stages."""
-    parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
-    gathered: list[tuple[dict[str, str], set[str]]] = [(stage_names, parameters)] * link.num_stages
-    dist.all_gather_object(gathered, (stage_names, parameters), group=groups.group("pipeline"))
+    stage: nn.Module, stage_names: dict[str, str], tied: Sequence[Tie], groups: Groups
+) -> list[dict[str, str]]:
+    """For every stage: name in the stage → key in ``state()``. A name that several stages have is the first's."""
+    trainable = {name for name, parameter in stage.named_parameters() if parameter.requires_grad}
+    gathered = [(stage_names, trainable)] * groups.size("pipeline")
+    dist.all_gather_object(gathered, (stage_names, trainable), group=groups.group("pipeline"))
     owner: dict[str, int] = {}
     keys: list[dict[str, str]] = []
-    notes: list[str] = []
-    for index, (names, stage_parameters) in enumerate(gathered):
-        keys.append({})
-        for name, original in names.items():
-            first = owner.setdefault(original, index)
-            if first == index:
-                keys[index][name] = original
-            elif name in stage_parameters:
-                keys[index][name] = name if name not in owner else f"stage{index}.{name}"
-                notes.append(
-                    f"{original} is on stages {first} and {index} and is untied: each stage updates its own copy "
-                    f"({keys[index][name]} is stage {index}'s)"
+    for index, (names, stage_trainable) in enumerate(gathered):
+        keys.append({name: original for name, original in names.items() if owner.setdefault(original, index) == index})
+        for name in sorted(names.keys() & stage_trainable - keys[index].keys()):
+            if not any(tie.get(index) == name for tie in tied):
+                raise ModelError(
+                    f"{names[name]} is on stages {owner[names[name]]} and {index} and would be trained as two weights; "
+                    "name it in tied"
                 )
-    return keys, notes
+    return keys
 
 
 def _average(gradients: Gradients, parameters: list[nn.Parameter], groups: Groups) -> Gradients:

@@ -5,7 +5,7 @@ core, and two stages that both send first wait for each other for ever; non-bloc
 
 On CPU (gloo) every message has a tag and one group serves both directions. NCCL ignores tags and runs the transfers
 between two ranks of one communicator in order, so that a forward and a backward message can wait for each other:
-there each direction has its own group.
+there each direction has its own group, and tied weights have two more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEADER_SIZE = 2 + _MAX_DIMS
 _TAG_PERIOD = 2**24
 """Tags are 32-bit; a micro-batch this many later may use the same tag again."""
 
-FORWARD, BACKWARD, HEADER, CHAIN, STATE = range(5)
+FORWARD, BACKWARD, HEADER, CHAIN, STATE, TIED_VERSION, TIED_GRADIENT = _KINDS = range(7)
 """Kinds of message, so that none can be taken for another."""
 
 
@@ -74,13 +74,15 @@ class StageLink:
         is_first, is_last: whether this is the stage that takes the inputs, or gives the outputs.
     """
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, *, tied: bool = False) -> None:
+        """``tied``: weights are shared by stages, so that their versions and gradients are sent too."""
         self.stage = groups.index("pipeline")
         self.num_stages = groups.size("pipeline")
         self.device = groups.device
         self._ranks = groups.ranks("pipeline")
-        forward, backward = _direction_groups(groups)
+        forward, backward, *more = _direction_groups(groups, 4 if tied else 2)
         self._groups = {FORWARD: forward, HEADER: forward, CHAIN: forward, STATE: backward, BACKWARD: backward}
+        self._groups |= dict(zip((TIED_VERSION, TIED_GRADIENT), more))
 
     @property
     def is_first(self) -> bool:
@@ -143,24 +145,22 @@ class StageLink:
 
 
 def _tag(kind: int, number: int) -> int:
-    return kind + (len((FORWARD, BACKWARD, HEADER, CHAIN, STATE))) * (number % _TAG_PERIOD)
+    return kind + len(_KINDS) * (number % _TAG_PERIOD)
 
 
-def _direction_groups(groups: Groups) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Groups over this rank's pipeline for messages forward and backward: two on an accelerator, one on CPU.
+def _direction_groups(groups: Groups, count: int) -> list[dist.ProcessGroup | None]:
+    """Groups over this rank's pipeline for ``count`` directions of messages: all its own on an accelerator, one on CPU.
 
     They are new: ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` counts a rank's messages among its collectives, and stages do not
     all send equally many, so that a collective in a group that has carried messages is taken for a mismatch.
     """
-    own: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
+    own: list[dist.ProcessGroup | None] = [None] * count
     if groups.size("pipeline") == 1:
         return own
     # every rank must take part in making every group, and in the same order
     for ranks in sorted({groups.mesh.group("pipeline", rank) for rank in range(groups.mesh.num_devices)}):
-        forward = cast(dist.ProcessGroup, dist.new_group(list(ranks)))
-        backward = forward
-        if groups.device.type != "cpu":
-            backward = cast(dist.ProcessGroup, dist.new_group(list(ranks)))
+        num_groups = 1 if groups.device.type == "cpu" else count
+        made = [cast(dist.ProcessGroup, dist.new_group(list(ranks))) for _ in range(num_groups)]
         if groups.rank in ranks:
-            own = forward, backward
+            own = [made[index % num_groups] for index in range(count)]
     return own

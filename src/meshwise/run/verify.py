@@ -282,7 +282,7 @@ def _notes(strategy: Strategy, module: nn.Module) -> list[str]:
 
     notes = []
     if strategy.asynchronous:
-        notes.append("the reference is the published update rule, with its stale weights; tied weights are untied")
+        notes.append("the reference is the published update rule, with its stale weights")
     elif has_batch_norm(module) and strategy.data_parallel_size * strategy.num_micro_batches > 1:
         whose = (
             "all replicas' micro-batches together" if strategy.batch_norm == "sync" else "each replica's micro-batch"

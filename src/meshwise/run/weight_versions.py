@@ -8,7 +8,7 @@ and the leaves keep the old storage; otherwise the update happens in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,17 @@ class WeightVersions:
     """Versions of ``module``'s trainable parameters; ``optimizer`` only ever sees the newest.
 
     Attributes:
-        parameters: the trainable ones, in the order of every version's leaves.
+        names, parameters: the trainable ones, in the order of every version's leaves.
         newest: number of updates so far, which is the number of the newest version.
         peak_versions: most versions alive at one time; counted by their storages, not by what should be alive.
         peak_nbytes: most bytes of distinct parameter storages at one time, frozen parameters included.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, borrowed: Collection[str] = ()) -> None:
+        """``borrowed``: trainable parameters that are another stage's, which has their versions."""
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in trainable.items() if name not in borrowed}
+        self.names = list(self._parameters)
         self.parameters = list(self._parameters.values())
         self._frozen_nbytes = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
         self._optimizer = optimizer

@@ -70,7 +70,7 @@ def schedule_for(strategy: Strategy, *, num_micro_batches: int | None = None) ->
     elif strategy.schedule == "interleaved":
         devices = [_interleaved(device, size, virtual, micro_batches) for device in range(size)]
     elif strategy.asynchronous:
-        per_update = strategy.num_micro_batches if strategy.schedule == "pipedream-2bw" else 1
+        per_update = micro_batches_per_update(strategy)
         devices = [_pipedream(stage, size, micro_batches, per_update) for stage in range(size)]
     else:
         devices = [_accumulate(micro_batches)]
@@ -86,6 +86,11 @@ def schedule_for(strategy: Strategy, *, num_micro_batches: int | None = None) ->
 def warm_up_forwards(stage: int, num_stages: int) -> int:
     """Forwards a stage runs before its first backward in any one-forward-one-backward order: ``n-1-s``."""
     return num_stages - 1 - stage
+
+
+def micro_batches_per_update(strategy: Strategy) -> int:
+    """Backwards between two updates of an asynchronous schedule: a step's micro-batches for 2BW, else one."""
+    return strategy.num_micro_batches if strategy.schedule == "pipedream-2bw" else 1
 
 
 def weight_versions(strategy: Strategy, stage: int) -> int:
