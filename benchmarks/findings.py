@@ -22,15 +22,9 @@ from meshwise.units import show
 SYNCHRONOUS = ("data", "zero1", "zero2", "zero3")
 PIPELINES = ("1f1b", "pipedream", "pipedream-vsync", "pipedream-2bw")
 
-UNTIED = f"{Path(__file__).with_name('untied_gpt2.py')}:gpt2"
-
 PARTS: dict[str, dict[str, Any]] = {
     "curves-gpt2": {
         "model": "gpt2-tiny", "strategies": (*SYNCHRONOUS, *PIPELINES), "devices": (4,), "num_steps": 160,
-        "evaluate_every": 40, "validation_samples": 256, "repeats": 2, "trace": False,
-    },
-    "curves-untied": {
-        "model": UNTIED, "strategies": PIPELINES, "devices": (4,), "num_steps": 160,
         "evaluate_every": 40, "validation_samples": 256, "repeats": 2, "trace": False,
     },
     "curves-vgg": {
@@ -81,7 +75,6 @@ def _page(found: dict[str, list[Record]]) -> list[str]:
     sections = [_HEAD]
     for name, title in (
         ("curves-gpt2", "gpt2-tiny on stdlib"),
-        ("curves-untied", "gpt2-tiny with untied embeddings"),
         ("curves-vgg", "vgg16-tiny on digits"),
     ):
         if name in found:
