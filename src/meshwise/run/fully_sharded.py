@@ -98,4 +98,5 @@ def _units(part: nn.Module) -> list[list[nn.Module]]:
             size = 0
         units[-1].append(block)
         size += sum(p.numel() for p in block.parameters())
-    return units
+    # A small rest, such as a last norm, is not worth a gather of its own: the root's takes it along.
+    return units if size >= total / MAX_BLOCKS else units[:-1]
