@@ -23,14 +23,14 @@ class Opponent:
 
     Attributes:
         build: makes its step on this rank.
-        library: what must be installed; empty for torch.
+        package: what must be installed; empty for torch.
         limit: largest time of ours over its, above which ours counts as slower; None: for orientation only.
         same_loss: whether it must give our losses.
     """
 
     name: str
     build: Callable[[Case], Step]
-    library: str = ""
+    package: str = ""
     limit: float | None = HAND_LIMIT
     same_loss: bool = True
 
@@ -63,8 +63,8 @@ def ours(strategy: str, *, global_batch_size: int, example: Any) -> Callable[[Ca
     return build
 
 
-def _peer(name: str, build: Callable[[Case], Step], library: str, *, same_loss: bool = True) -> Opponent:
-    return Opponent(name=name, build=build, library=library, limit=PEER_LIMIT, same_loss=same_loss)
+def _peer(name: str, build: Callable[[Case], Step], package: str, *, same_loss: bool = True) -> Opponent:
+    return Opponent(name=name, build=build, package=package, limit=PEER_LIMIT, same_loss=same_loss)
 
 
 def _deepspeed(stage: int) -> Opponent:

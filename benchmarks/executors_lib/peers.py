@@ -17,8 +17,8 @@ from executors_lib.cases import OPTIMIZER, SETTINGS, Case, loss, optimizer
 from executors_lib.hand import NUM_MICRO_BATCHES, Step, stages_of
 
 
-def installed(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def accelerate(case: Case) -> Step:

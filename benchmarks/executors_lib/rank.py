@@ -74,7 +74,7 @@ def main() -> None:
 def compare(comparison: Comparison, case: Case, num_rounds: int, steps: int) -> dict[str, Any]:
     """Per contestant: ``status``, the loss after the warm-up, and its blocks' seconds."""
     batches = Batches(case, split=comparison.split)
-    missing = {o.name: "not installed" for o in comparison.opponents if o.library and not installed(o.library)}
+    missing = {o.name: "not installed" for o in comparison.opponents if o.package and not installed(o.package)}
     builders: dict[str, Callable[[Case], Step]] = {
         OURS: ours(comparison.strategy, global_batch_size=case.global_batch_size, example=case.batch(0)[0])
     }

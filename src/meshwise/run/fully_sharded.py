@@ -7,72 +7,47 @@ after, gathered again before its backward, and its gradients reduce-scattered af
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from meshwise.run.chain import blocks_of
-from meshwise.run.executor import Held, OptimizerFactory
-from meshwise.run.replication import GradientPart, Named, state_bytes, total_bytes, trainable
+from meshwise.run.executor import OptimizerFactory
+from meshwise.run.replication import GradientPart, Named, Replica
 
 MAX_BLOCKS = 16
 """Small neighbouring layers are gathered together: at most about this many gathers a pass."""
 
 
-class FullySharded:
+class FullySharded(Replica):
     """``mesh`` is the one-dimensional data mesh."""
 
     def __init__(
         self, parts: Sequence[nn.Module], named: Named, optimizer: OptimizerFactory, *, mesh: DeviceMesh
     ) -> None:
-        self.modules = list(parts)
-        self.kinds = dict(named.kinds)
         names = {id(parameter): name for name, parameter in named.parameters.items()}
         where = [
-            (m, key, names[id(p)])
+            (module, key, names[id(parameter)])
             for part in parts
-            for m in part.modules()
-            for key, p in m._parameters.items()
-            if p is not None
+            for module in part.modules()
+            for key, parameter in module.named_parameters(recurse=False)
         ]
         for part in parts:
             for block in _units(part):
                 fully_shard(block, mesh=mesh)
             fully_shard(part, mesh=mesh)
-        self.parameters = {name: getattr(module, key) for module, key, name in where}
-        self.optimizer = optimizer(trainable(self.parameters.values()))
-
-    def begin(self, num_micro_batches: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def before_micro_batch(self, *, last: bool) -> None:
-        pass
+        # FSDP2 puts sharded parameters in the places of the whole ones.
+        sharded = {name: getattr(module, key) for module, key, name in where}
+        super().__init__(parts, Named(parameters=sharded, kinds=named.kinds), optimizer)
 
     def finish(self) -> list[GradientPart]:
-        return [
-            GradientPart(tensor=_local(p.grad), kind=self.kinds[name], copies=self.kinds[name].copies)
-            for name, p in self.parameters.items()
-            if p.grad is not None
-        ]
-
-    def update(self) -> None:
-        self.optimizer.step()
+        return [replace(part, tensor=_local(part.tensor)) for part in super().finish()]
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            yield name, parameter.detach().full_tensor()  # type: ignore[attr-defined]
-
-    def held(self) -> Held:
-        parameters = list(self.parameters.values())
-        return Held(
-            parameters=total_bytes(parameters),
-            gradients=total_bytes(p.grad for p in parameters if p.grad is not None),
-            optimizer_state=state_bytes(self.optimizer),
-        )
-
-    def release_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for name, parameter in super().whole_parameters():
+            yield name, parameter.full_tensor()  # type: ignore[attr-defined]
 
 
 def _local(tensor: Tensor) -> Tensor:

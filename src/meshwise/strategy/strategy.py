@@ -7,7 +7,7 @@ Text form: ``key=value`` joined by commas, presets as bare words: ``data=2,tenso
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -356,7 +356,3 @@ def _product(keys: Mapping[str, Any], fixed: int) -> str:
 def _nearest_multiples(value: int, factor: int) -> str:
     below, above = value // factor * factor, (value // factor + 1) * factor
     return f"{below} or {above}" if below else f"{above}"
-
-
-def with_micro_batches(strategy: Strategy, num_micro_batches: int) -> Strategy:
-    return replace(strategy, num_micro_batches=num_micro_batches)

@@ -15,7 +15,6 @@ from meshwise.strategy.strategy import (
     KEYS,
     PRECISIONS,
     SCHEDULES,
-    with_micro_batches,
 )
 
 
@@ -228,7 +227,3 @@ def test_asynchronous_means_stale() -> None:
 
 def test_every_attribute_has_a_key() -> None:
     assert set(KEYS.values()) == {field.name for field in dataclasses.fields(Strategy)}
-
-
-def test_micro_batches_can_be_replaced() -> None:
-    assert with_micro_batches(Strategy(), 4) == Strategy(num_micro_batches=4)
