@@ -171,13 +171,8 @@ class ScatterOut(Function):
         return gather_dim(gradients[0], ctx.dim, ctx.group), None, None
 
 
-class GatherOut(Function):
+class GatherOut(GatherIn):
     """Joins channel parts; backward keeps this rank's slice (what follows is computed alike on every rank)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return gather_dim(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
