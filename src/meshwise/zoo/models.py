@@ -43,7 +43,8 @@ def get_task(
             raise ModelError(f"{size_name}={size} is no size; use a whole number from 1")
     if not is_own(name) and name not in TASKS:
         raise ModelError(
-            f"{name!r} is not a known model; {did_you_mean(name, TASKS)}, or give your own as path/to/file.py:function"
+            f"{name!r} is not a known model; "
+            f"give a reference model or path/to/file.py:function ({did_you_mean(name, TASKS)})"
         )
     task = load_own(name, **sizes) if is_own(name) else TASKS[name](Sizes(**sizes))
     wrong, right = ("image_size", "text") if task.kind == "language" else ("sequence_length", "images")
