@@ -4,6 +4,7 @@ MeshwiseError
 ├── InputError            something asked for cannot be; exit code 2
 │   ├── StrategyError     a strategy that cannot exist, or not for this model, batch or device count
 │   ├── ModelError        a model that cannot be found, built or split as asked
+│   ├── GraphError        a graph that does not hold together, or a graph file that cannot be read
 │   ├── DataError         data that cannot be found or read
 │   ├── UnitError         a quantity without its unit, or with the wrong one
 │   └── OutputError       an output folder that cannot be written or would be overwritten
@@ -36,6 +37,10 @@ class StrategyError(InputError):
 
 
 class ModelError(InputError):
+    pass
+
+
+class GraphError(InputError):
     pass
 
 
