@@ -47,8 +47,8 @@ class Graph:
         operators: in an order in which they can run.
         tensors: name → tensor, parameters that no operator reads included.
         repeats: blocks that occur more than once; they do not overlap.
-        layers: where a pipeline may cut: per layer, in order, the prefixes of the modules it consists of, each repetition
-            under its own name; empty where no chain of layers is known.
+        layers: where a pipeline may cut: per layer, in order, the prefixes of the modules it consists of, each
+            repetition under its own name; empty where no chain of layers is known.
         batch_size: samples it was made for; ``sequence_length`` and ``image_size`` 0 where there are none.
         notes: what a reader must know: assumptions made, operators without a formula.
 
